@@ -5,7 +5,10 @@
 // two datapaths and the agent share. It imports nothing of the project.
 package api
 
-import "net/netip"
+import (
+	"net/netip"
+	"time"
+)
 
 // Status is the answer of `ip-masq-agent status`.
 type Status struct {
@@ -119,4 +122,10 @@ type Stats struct {
 	TranslationsV4 uint64 // flows translated
 	TranslationsV6 uint64
 	Repairs        uint64 // times that foreign changes were mended
+
+	// PortPressure is the share, 0 to 1, of the source ports that are in use
+	// towards the busiest destination. 0 where the datapath has no ports of
+	// its own.
+	PortPressure float64
+	LastSweep    time.Duration // that the last sweep of the tables took
 }
