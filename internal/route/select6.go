@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package route
+
+import (
+	"encoding/binary"
+	"maps"
+	"math/bits"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// candidate6 is one address of the candidate set of RFC 6724, section 4.
+type candidate6 struct {
+	addr     netip.Addr
+	bits     int    // prefix length
+	flags    uint32 // IFA_F_*
+	outgoing bool   // on the interface that the packet leaves through
+	sysctl   ipv6Settings
+}
+
+// score6 has one figure for each rule, in the order of the kernel's
+// IPV6_SADDR_RULE_*. Greater is better, the first difference decides.
+type score6 [9]int
+
+// select6 is ipv6_dev_get_saddr of net/ipv6/addrconf.c with the kernel's default
+// label table: the candidate with the best score, among equals the first. Rule 1
+// is left out, because packets to the node's own addresses do not leave it.
+// False: no candidates.
+func select6(candidates []candidate6, dst netip.Addr) (netip.Addr, bool) {
+	var best netip.Addr
+	var high score6
+	for _, c := range candidates {
+		if s := c.score(dst); !best.IsValid() || slices.Compare(s[:], high[:]) > 0 {
+			best, high = c.addr, s
+		}
+	}
+	return best, best.IsValid()
+}
+
+// score is ipv6_get_saddr_eval for all rules.
+func (c candidate6) score(dst netip.Addr) score6 {
+	avoid := uint32(unix.IFA_F_DEPRECATED)
+	if !c.sysctl.useOptimistic {
+		avoid |= unix.IFA_F_OPTIMISTIC
+	}
+	preferred := c.flags&avoid == 0 || c.addr.Is4In6() || isCompatible(c.addr) || isLoopback(c.addr)
+	temporary := c.flags&unix.IFA_F_TEMPORARY != 0
+	return score6{
+		scopeDistance(scope6(c.addr), scope6(dst)), // RFC 6724, section 5, rule 2
+		truth(preferred), // rule 3
+		truth(c.flags&unix.IFA_F_HOMEADDRESS != 0),   // rule 4
+		truth(c.outgoing),                            // rule 5
+		truth(label6(c.addr) == label6(dst)),         // rule 6
+		truth(temporary == c.sysctl.preferTemporary), // rule 7
+		truth(isORCHID(c.addr) == isORCHID(dst)),     // RFC 4843, section 5
+		min(commonPrefixLen(c.addr, dst), c.bits),    // rule 8
+		truth(c.flags&unix.IFA_F_OPTIMISTIC == 0),    // RFC 4429, section 3.1
+	}
+}
+
+// candidates6 lists the addresses that ipv6_dev_get_saddr considers for packets
+// that leave through l, in its order. Those of link-local scope are left out:
+// they are chosen only when there is nothing else, and must not stand for a pod
+// beyond the link.
+func (n node) candidates6(l link, addrs map[int][]address) []candidate6 {
+	links := []int{l.index}
+	if !l.v6.oifAddressesOnly {
+		vrf := n.vrf(l)
+		links = append(links, vrf)
+		for _, index := range slices.Sorted(maps.Keys(n.links)) {
+			if n.vrf(n.links[index]) == vrf {
+				links = append(links, index)
+			}
+		}
+	}
+	var candidates []candidate6
+	for _, index := range links {
+		for _, a := range addrs[index] {
+			if usable6(a) {
+				candidates = append(candidates, candidate6{
+					addr:     a.local,
+					bits:     a.subnet.Bits(),
+					flags:    a.flags,
+					outgoing: index == l.index,
+					sysctl:   n.links[index].v6,
+				})
+			}
+		}
+	}
+	return candidates
+}
+
+// usable6 leaves out addresses that are not assigned yet (RFC 4862), and those
+// of link-local scope.
+func usable6(a address) bool {
+	tentative := a.flags&unix.IFA_F_TENTATIVE != 0 && a.flags&unix.IFA_F_OPTIMISTIC == 0
+	return a.local.Is6() && !tentative && reachable6(a.local)
+}
+
+// scopeDistance prefers the smallest scope that suffices, then the largest.
+func scopeDistance(scope, want int) int {
+	if scope >= want {
+		return -scope
+	}
+	return scope - 128
+}
+
+// scope6 is the scope part of __ipv6_addr_type in net/ipv6/addrconf_core.c, for
+// unicast addresses.
+func scope6(a netip.Addr) int {
+	switch {
+	case isLinkLocal(a), isLoopback(a):
+		return 0x2
+	case isSiteLocal(a):
+		return 0x5
+	}
+	return 0xe
+}
+
+// reachable6 reports whether an IPv6 address can stand in a packet between links.
+func reachable6(a netip.Addr) bool {
+	return a.Is6() && !isLinkLocal(a) && !isLoopback(a) && !a.IsUnspecified() && a.As16()[0] != 0xff
+}
+
+// The methods of netip.Addr look through an IPv4-mapped address, the kernel does
+// not. So these look at the bytes.
+
+func isLinkLocal(a netip.Addr) bool  { return a.Is6() && prefix6(10, 0xfe, 0x80).Contains(a) }
+func isSiteLocal(a netip.Addr) bool  { return prefix6(10, 0xfe, 0xc0).Contains(a) }
+func isORCHID(a netip.Addr) bool     { return prefix6(28, 0x20, 0x01, 0x00, 0x10).Contains(a) }
+func isCompatible(a netip.Addr) bool { return prefix6(96).Contains(a) }
+func isLoopback(a netip.Addr) bool   { return a == netip.IPv6Loopback() }
+
+// prefix6 makes a prefix of its first bytes.
+func prefix6(bits int, first ...byte) netip.Prefix {
+	var b [16]byte
+	copy(b[:], first)
+	return netip.PrefixFrom(netip.AddrFrom16(b), bits)
+}
+
+// label is an entry of the policy table of RFC 6724, section 2.1.
+type label struct {
+	prefix netip.Prefix
+	value  int
+}
+
+// labels6 is ip6addrlbl_init_table of net/ipv6/addrlabel.c, longest prefix first.
+// ::/0 has label 1.
+func labels6() [9]label {
+	return [9]label{
+		{netip.PrefixFrom(netip.IPv6Loopback(), 128), 0},
+		{prefix6(96), 3},
+		{prefix6(96, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff), 4},
+		{prefix6(32, 0x20, 0x01), 6},
+		{prefix6(28, 0x20, 0x01, 0x00, 0x10), 7},
+		{prefix6(16, 0x20, 0x02), 2},
+		{prefix6(16, 0x3f, 0xfe), 12},
+		{prefix6(10, 0xfe, 0xc0), 11},
+		{prefix6(7, 0xfc), 5},
+	}
+}
+
+func label6(a netip.Addr) int {
+	for _, l := range labels6() {
+		if l.prefix.Contains(a) {
+			return l.value
+		}
+	}
+	return 1
+}
+
+func commonPrefixLen(a, b netip.Addr) int {
+	x, y := a.As16(), b.As16()
+	if high := binary.BigEndian.Uint64(x[:8]) ^ binary.BigEndian.Uint64(y[:8]); high != 0 {
+		return bits.LeadingZeros64(high)
+	}
+	return 64 + bits.LeadingZeros64(binary.BigEndian.Uint64(x[8:])^binary.BigEndian.Uint64(y[8:]))
+}
+
+func truth(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package route
+
+import (
+	"maps"
+	"net"
+	"net/netip"
+	"path"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// routeUse says what kinds of routes lead through a link.
+type routeUse uint8
+
+const (
+	carriesRoute   routeUse = 1 << iota
+	carriesGateway          // via a gateway, or a default route
+)
+
+// counts reports whether the route can make an uplink: unicast, and no
+// link-local or multicast prefix, which every link has.
+func (r route) counts() bool {
+	return r.kind == unix.RTN_UNICAST && !isLinkLocal(r.dst.Addr()) && !r.dst.Addr().IsMulticast()
+}
+
+// use is what the route says about the link of one of its hops.
+func (r route) use(h hop) routeUse {
+	if h.gateway.IsValid() || r.dst.Bits() == 0 {
+		return carriesRoute | carriesGateway
+	}
+	return carriesRoute
+}
+
+func (r route) addTo(uses map[int]routeUse) {
+	if !r.counts() {
+		return
+	}
+	for _, h := range r.hops {
+		uses[h.link] |= r.use(h)
+	}
+}
+
+// node is what selection works on.
+type node struct {
+	links  map[int]link
+	uses   map[int]routeUse
+	served map[int]bool // uplinks so far
+}
+
+// uplinks returns the indices of the uplinks in ascending order. Without
+// patterns it is every link that leads out of the node, and those that did
+// before: when an address goes, its routes go too, and no event tells of it.
+func (n node) uplinks(patterns []string) []int {
+	var found []int
+	for _, index := range slices.Sorted(maps.Keys(n.links)) {
+		l := n.links[index]
+		if l.loopback() || n.isPort(l) {
+			continue
+		}
+		if len(patterns) > 0 && matches(patterns, l.name) || len(patterns) == 0 && (n.served[index] || n.leadsOut(l)) {
+			found = append(found, index)
+		}
+	}
+	return found
+}
+
+// leadsOut reports whether routes lead out of the node through the link.
+func (n node) leadsOut(l link) bool {
+	if !l.up() || l.kind == "dummy" {
+		return false
+	}
+	if podFacing(l) {
+		return n.uses[l.index]&carriesGateway != 0
+	}
+	return n.uses[l.index]&carriesRoute != 0
+}
+
+// podFacing reports whether links of this kind usually lead to pods.
+func podFacing(l link) bool {
+	return l.kind == "veth" || l.kind == "netkit" || l.kind == "bridge"
+}
+
+// isPort reports whether the link belongs to a bridge, a bond or the like, so
+// that IP happens on that one. A VRF is the exception: its links keep their IP.
+func (n node) isPort(l link) bool {
+	return l.master != 0 && n.links[l.master].kind != "vrf"
+}
+
+// vrf is the index of the link's L3 master, or 0
+// (l3mdev_master_ifindex_rcu in include/net/l3mdev.h).
+func (n node) vrf(l link) int {
+	if l.kind == "vrf" {
+		return l.index
+	}
+	if n.links[l.master].kind == "vrf" {
+		return l.master
+	}
+	return 0
+}
+
+// matches reports whether a pattern is the name or a glob that it matches. The
+// patterns are good ones.
+func matches(patterns []string, name string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool {
+		ok, _ := path.Match(p, name)
+		return ok || p == name
+	})
+}
+
+// headerLen is the length of the link's own header, by ARPHRD type.
+func headerLen(l link) int {
+	if l.hwType == unix.ARPHRD_ETHER || l.hwType == unix.ARPHRD_LOOPBACK {
+		return 14
+	}
+	return 0
+}
+
+// news reports whether some of the links have not been uplinks so far.
+func (n node) news(found []int) bool {
+	return slices.ContainsFunc(found, func(index int) bool { return !n.served[index] })
+}
+
+// snapshot describes the uplinks of these indices.
+func (n node) snapshot(uplinks []int, addrs map[int][]address) *Snapshot {
+	s := &Snapshot{}
+	for _, index := range uplinks {
+		s.Uplinks = append(s.Uplinks, n.uplink(n.links[index], addrs))
+	}
+	for _, own := range addrs {
+		for _, a := range own {
+			if !isLinkLocal(a.local) && !a.local.IsLoopback() {
+				s.Addresses = append(s.Addresses, a.local)
+			}
+		}
+	}
+	slices.SortFunc(s.Addresses, netip.Addr.Compare)
+	s.Addresses = slices.Compact(s.Addresses)
+	return s
+}
+
+func (n node) uplink(l link, addrs map[int][]address) Uplink {
+	u := Uplink{Index: l.index, Name: l.name, HeaderLen: headerLen(l), Up: l.up()}
+	if u.HeaderLen > 0 {
+		u.MAC = net.HardwareAddr(l.mac)
+	}
+	if u.Up {
+		u.V4 = n.rules4(l, addrs)
+		u.V6 = compile6(n.candidates6(l, addrs))
+	}
+	return u
+}
