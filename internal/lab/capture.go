@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package lab
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	ethernetLen   = 14
+	captureBuffer = 64 << 20 // bytes that wait in the kernel while the test is busy
+	keptPayload   = 256      // bytes kept of a TCP segment's payload
+	waitTimeout   = 5 * time.Second
+)
+
+// Capture holds the IP packets that pass an interface, from its making on.
+// Outgoing packets are seen as they leave, incoming ones as they arrive: on a
+// node's uplink that is after and before the translation.
+type Capture struct {
+	link *Link
+	file *os.File
+	conn syscall.RawConn
+
+	mu       sync.Mutex
+	packets  []Packet
+	faults   []error
+	tolerant bool
+	changed  chan struct{}
+	frame    []byte
+	control  []byte
+}
+
+// NewCapture captures on link until the test ends. It then fails the test if
+// a packet was malformed or had a wrong checksum, or if packets were lost.
+func NewCapture(tb testing.TB, link *Link) *Capture {
+	tb.Helper()
+	c := &Capture{
+		link:    link,
+		changed: make(chan struct{}),
+		frame:   make([]byte, 128<<10),
+		control: make([]byte, unix.CmsgSpace(int(unsafe.Sizeof(unix.TpacketAuxdata{})))),
+	}
+	if err := link.NS.Do(c.open); err != nil {
+		tb.Fatalf("capture on %s in %s: %v", link.Name, link.NS.name, err)
+	}
+	go func() {
+		_ = c.conn.Read(func(fd uintptr) bool { // ends when the file is closed
+			c.drain(int(fd))
+			return false
+		})
+	}()
+	tb.Cleanup(func() {
+		if err := c.close(); err != nil {
+			tb.Errorf("capture on %s in %s: %v", link.Name, link.NS.name, err)
+		}
+	})
+	return c
+}
+
+func (c *Capture) open() error {
+	fd, err := packetSocket(0)
+	if err != nil {
+		return err
+	}
+	c.file = os.NewFile(uintptr(fd), "capture")
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, captureBuffer); err != nil {
+		return fmt.Errorf("set buffer: %w", err)
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_AUXDATA, 1); err != nil {
+		return fmt.Errorf("ask for auxiliary data: %w", err)
+	}
+	address := &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ALL), Ifindex: c.link.Index}
+	if err := unix.Bind(fd, address); err != nil {
+		return fmt.Errorf("bind: %w", err)
+	}
+	c.conn, err = c.file.SyscallConn()
+	return err
+}
+
+// Packets are those that passed until now.
+func (c *Capture) Packets() []Packet {
+	_ = c.conn.Control(func(fd uintptr) { c.drain(int(fd)) })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.packets)
+}
+
+// Select are the packets until now for which match holds.
+func (c *Capture) Select(match func(*Packet) bool) []Packet {
+	return slices.DeleteFunc(c.Packets(), func(p Packet) bool { return !match(&p) })
+}
+
+// Wait waits until condition holds for the packets seen and reports whether it
+// came to hold within timeout.
+func (c *Capture) Wait(timeout time.Duration, condition func([]Packet) bool) bool {
+	deadline := time.After(timeout)
+	for {
+		c.mu.Lock()
+		changed := c.changed
+		c.mu.Unlock()
+		if condition(c.Packets()) {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			return condition(c.Packets())
+		}
+	}
+}
+
+// Await gives the first packet for which match holds. If none comes within
+// five seconds, it fails the test and shows what came.
+func (c *Capture) Await(tb testing.TB, what string, match func(*Packet) bool) Packet {
+	tb.Helper()
+	var found Packet
+	if !c.Wait(waitTimeout, func(packets []Packet) bool {
+		i := slices.IndexFunc(packets, func(p Packet) bool { return match(&p) })
+		if i >= 0 {
+			found = packets[i]
+		}
+		return i >= 0
+	}) {
+		tb.Fatalf("no %s on %s in %s; seen:\n%s", what, c.link.Name, c.link.NS.name, c)
+	}
+	return found
+}
+
+// NoPodAddress fails the test if a packet had a pod's address as its source,
+// or quoted one in an ICMP error, on its way to anyone but except. Captures on
+// a node's uplink or on the wire behind it can ask this.
+func (c *Capture) NoPodAddress(tb testing.TB, except ...netip.Prefix) {
+	tb.Helper()
+	leaks := c.Select(func(p *Packet) bool {
+		if slices.ContainsFunc(except, func(e netip.Prefix) bool { return e.Contains(p.Dst) }) || IsPod(p.Dst) {
+			return false
+		}
+		return IsPod(p.Src) || p.Inner != nil && (IsPod(p.Inner.Src) || IsPod(p.Inner.Dst))
+	})
+	if len(leaks) > 0 {
+		tb.Errorf("%d packets with a pod's address on %s in %s:\n%s", len(leaks), c.link.Name, c.link.NS.name, list(leaks))
+	}
+}
+
+// AllowFaults has the capture accept malformed packets and wrong checksums,
+// for tests that send such.
+func (c *Capture) AllowFaults() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.tolerant = true
+}
+
+// String lists the packets until now.
+func (c *Capture) String() string { return list(c.Packets()) }
+
+func list(packets []Packet) string {
+	const most = 40
+	var s strings.Builder
+	if n := len(packets) - most; n > 0 {
+		fmt.Fprintf(&s, "  (%d earlier ones)\n", n)
+		packets = packets[n:]
+	}
+	for i := range packets {
+		fmt.Fprintf(&s, "  %s\n", &packets[i])
+	}
+	return s.String()
+}
+
+// drain takes what the kernel holds.
+func (c *Capture) drain(fd int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := len(c.packets)
+	for {
+		n, controlLen, _, from, err := unix.Recvmsg(fd, c.frame, c.control, unix.MSG_DONTWAIT|unix.MSG_TRUNC)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil {
+			break
+		}
+		c.record(min(n, len(c.frame)), controlLen, from)
+	}
+	if len(c.packets) != before {
+		close(c.changed)
+		c.changed = make(chan struct{})
+	}
+}
+
+func (c *Capture) record(n, controlLen int, from unix.Sockaddr) {
+	if n < ethernetLen {
+		return
+	}
+	kind := binary.BigEndian.Uint16(c.frame[12:])
+	if kind != unix.ETH_P_IP && kind != unix.ETH_P_IPV6 {
+		return
+	}
+	p, err := Parse(c.frame[ethernetLen:n])
+	if link, ok := from.(*unix.SockaddrLinklayer); ok {
+		p.Outgoing = link.Pkttype == unix.PACKET_OUTGOING
+	}
+	p.Partial = checksumNotReady(c.control[:controlLen])
+	if err == nil {
+		err = p.VerifyChecksums()
+	}
+	if err != nil {
+		c.fault(fmt.Errorf("%s: %w", &p, err))
+	}
+	c.packets = append(c.packets, p.detach())
+}
+
+// fault keeps the first faults: one is as good as thousands.
+func (c *Capture) fault(err error) {
+	if len(c.faults) < 20 {
+		c.faults = append(c.faults, err)
+	}
+}
+
+// detach gives a copy that does not refer to the buffer of the capture.
+func (p *Packet) detach() Packet {
+	raw := p.Raw
+	if cut := len(p.Payload) - keptPayload; p.Proto == unix.IPPROTO_TCP && cut > 0 {
+		raw = raw[:len(raw)-cut]
+	}
+	kept, _ := parse(slices.Clone(raw), true)
+	kept.At, kept.Outgoing, kept.Partial = time.Now(), p.Outgoing, p.Partial
+	return kept
+}
+
+// checksumNotReady finds TP_STATUS_CSUMNOTREADY in a packet's auxiliary data.
+func checksumNotReady(control []byte) bool {
+	messages, err := unix.ParseSocketControlMessage(control)
+	if err != nil {
+		return false
+	}
+	for _, m := range messages {
+		if m.Header.Level == unix.SOL_PACKET && m.Header.Type == unix.PACKET_AUXDATA && len(m.Data) >= 4 {
+			return binary.NativeEndian.Uint32(m.Data)&unix.TP_STATUS_CSUMNOTREADY != 0
+		}
+	}
+	return false
+}
+
+func (c *Capture) close() error {
+	var errs []error
+	_ = c.conn.Control(func(fd uintptr) {
+		c.drain(int(fd))
+		stats, err := unix.GetsockoptTpacketStats(int(fd), unix.SOL_PACKET, unix.PACKET_STATISTICS)
+		switch {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("read statistics: %w", err))
+		case stats.Drops > 0:
+			errs = append(errs, fmt.Errorf("%d packets were lost", stats.Drops))
+		}
+	})
+	errs = append(errs, c.file.Close())
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.tolerant {
+		errs = append(errs, c.faults...)
+	}
+	return errors.Join(errs...)
+}
