@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+#ifndef MASQ_ALLOC_H
+#define MASQ_ALLOC_H
+
+/* Choosing the outside address and port of a new flow, and making them ours. */
+
+#include <linux/errno.h>
+
+#include "conntrack.h"
+#include "maps.h"
+#include "nat.h"
+#include "parse.h"
+#include "policy.h"
+#include "rewrite.h"
+
+#define AF_INET 2
+
+/*
+ * Where the packet goes next on this uplink. Without a route the destination
+ * itself, as MASQUERADE's rt_nexthop() has it for a link without gateway.
+ */
+static __always_inline __be32 next_hop_v4(struct __sk_buff *skb,
+					  const struct packet *pkt)
+{
+	struct bpf_fib_lookup fib = {
+		.family = AF_INET,
+		.l4_protocol = pkt->proto,
+		.sport = pkt->tuple.v4.sport,
+		.dport = pkt->tuple.v4.dport,
+		.ifindex = skb->ifindex,
+		.tos = pkt->dscp,
+		.ipv4_src = pkt->tuple.v4.saddr,
+		.ipv4_dst = pkt->tuple.v4.daddr,
+	};
+	long ret;
+
+	ret = bpf_fib_lookup(skb, &fib, sizeof(fib), BPF_FIB_LOOKUP_OUTPUT);
+	/* The neighbour and the MTU are somebody else's business. */
+	if (ret == BPF_FIB_LKUP_RET_SUCCESS ||
+	    ret == BPF_FIB_LKUP_RET_NO_NEIGH ||
+	    ret == BPF_FIB_LKUP_RET_FRAG_NEEDED)
+		return fib.ipv4_dst;
+	return pkt->tuple.v4.daddr;
+}
+
+static __always_inline bool masquerade_address_v4(struct __sk_buff *skb,
+						  const struct packet *pkt,
+						  const struct uplink *uplink,
+						  union address *addr)
+{
+	struct address_rule_v4 key = {.prefixlen = 64};
+	const __be32 *found;
+	__be32 next_hop;
+
+	if (uplink->flags & UPLINK_ONE_V4) {
+		addr->v4 = uplink->addr_v4;
+		return true;
+	}
+	next_hop = next_hop_v4(skb, pkt);
+	key.ifindex = bpf_htonl(uplink->ifindex);
+	__builtin_memcpy(key.addr, &next_hop, sizeof(key.addr));
+	found = bpf_map_lookup_elem(&addresses_v4, &key);
+	if (!found)
+		return false;
+	addr->v4 = *found;
+	return true;
+}
+
+static __always_inline bool masquerade_address_v6(const struct packet *pkt,
+						  const struct uplink *uplink,
+						  union address *addr)
+{
+	struct address_rule_v6 key = {.prefixlen = 160};
+	const __be32 *found;
+
+	if (uplink->flags & UPLINK_ONE_V6) {
+		__builtin_memcpy(addr->v6, uplink->addr_v6, 16);
+		return true;
+	}
+	key.ifindex = bpf_htonl(uplink->ifindex);
+	__builtin_memcpy(key.addr, pkt->tuple.v6.daddr, sizeof(key.addr));
+	found = bpf_map_lookup_elem(&addresses_v6, &key);
+	if (!found)
+		return false;
+	__builtin_memcpy(addr->v6, found, 16);
+	return true;
+}
+
+/*
+ * The address that MASQUERADE would pick: by next hop as inet_select_addr(),
+ * or by destination as ipv6_dev_get_saddr(). False: the uplink has none.
+ */
+static __always_inline bool masquerade_address(struct __sk_buff *skb,
+					       const struct packet *pkt,
+					       const enum family family,
+					       const struct uplink *uplink,
+					       union address *addr)
+{
+	return family == FAMILY_V4 ?
+		       masquerade_address_v4(skb, pkt, uplink, addr) :
+		       masquerade_address_v6(pkt, uplink, addr);
+}
+
+/* Protocols whose port or identifier can be changed. */
+static __always_inline bool port_can_change(const struct packet *pkt,
+					    const enum family family)
+{
+	return pkt->proto == IPPROTO_TCP || pkt->proto == IPPROTO_UDP ||
+	       is_icmp(pkt, family);
+}
+
+static __always_inline enum port_class_id port_class(__u16 port)
+{
+	if (port < 512)
+		return PORT_CLASS_LOW;
+	return port < 1024 ? PORT_CLASS_PRIVILEGED : PORT_CLASS_HIGH;
+}
+
+/* A random port of the class. False: the pool has none. */
+static __always_inline bool random_port(const struct port_pool *pool,
+					__u16 original, __be16 *port)
+{
+	const struct port_class *class = &pool->classes[port_class(original)];
+	__u32 count = class->count, index;
+
+	if (!count)
+		return false;
+	index = class->first +
+		(__u32)(((__u64)bpf_get_prandom_u32() * count) >> 32);
+	*port = bpf_htons(pool->ports[index & 0xffff]);
+	return true;
+}
+
+/*
+ * The n-th port to try: the original one first, unless it may not be had, then
+ * fresh random ones. A walk to the next port would cluster.
+ */
+static __always_inline bool candidate(const struct packet *pkt,
+				      const enum family family,
+				      const struct port_pool *pool, __u32 n,
+				      __be16 *port)
+{
+	__be16 original = port_of(&pkt->tuple, family, SIDE_SOURCE);
+	__u16 wanted = bpf_ntohs(original);
+
+	*port = original;
+	if (!port_can_change(pkt, family))
+		return n == 0;
+	if (is_icmp(pkt, family)) {
+		if (n || cfg_random_fully)
+			*port = bpf_get_prandom_u32();
+		return true;
+	}
+	if (n == 0 && !cfg_random_fully &&
+	    pool->allowed[wanted >> 6] & 1ULL << (wanted & 63))
+		return true;
+	return random_port(pool, wanted, port);
+}
+
+/*
+ * Whether replies to the tuple would reach a socket of the node's: a TCP
+ * listener or connection, or any UDP socket.
+ */
+static __always_inline bool has_socket(struct __sk_buff *skb,
+				       union tuple *reply, __u8 proto,
+				       const enum family family)
+{
+	struct bpf_sock_tuple *tuple = (struct bpf_sock_tuple *)reply;
+	struct bpf_sock *sk;
+
+	if (proto == IPPROTO_TCP)
+		sk = bpf_skc_lookup_tcp(skb, tuple, sock_tuple_size(family),
+					CURRENT_NETNS, 0);
+	else if (proto == IPPROTO_UDP)
+		sk = bpf_sk_lookup_udp(skb, tuple, sock_tuple_size(family),
+				       CURRENT_NETNS, 0);
+	else
+		return false;
+	if (!sk)
+		return false;
+	bpf_sk_release(sk);
+	return true;
+}
+
+static __always_inline bool taken_by_node(struct __sk_buff *skb,
+					  union tuple *reply, __u8 proto,
+					  const enum family family)
+{
+	if (has_socket(skb, reply, proto, family))
+		return true;
+	return cfg_ct_lookup &&
+	       conntrack_lookup(skb, reply, proto, family) != CONNTRACK_UNKNOWN;
+}
+
+static __always_inline long insert_reverse(const union tuple *reply,
+					   const union tuple *tuple,
+					   const enum family family)
+{
+	if (family == FAMILY_V4) {
+		struct reverse_v4 r = {
+			.addr = tuple->v4.saddr,
+			.port = tuple->v4.sport,
+		};
+
+		return bpf_map_update_elem(&reverse_v4, &reply->v4, &r,
+					   BPF_NOEXIST);
+	}
+	struct reverse_v6 r = {.port = tuple->v6.sport};
+
+	__builtin_memcpy(r.addr, tuple->v6.saddr, 16);
+	return bpf_map_update_elem(&reverse_v6, &reply->v6, &r, BPF_NOEXIST);
+}
+
+static __always_inline long insert_flow(const union tuple *tuple,
+					const struct flow *flow,
+					const union address *nat_addr,
+					const enum family family)
+{
+	if (family == FAMILY_V4) {
+		struct mapping_v4 m = {
+			.flow = *flow,
+			.nat_addr = nat_addr->v4,
+		};
+
+		return bpf_map_update_elem(&flows_v4, &tuple->v4, &m,
+					   BPF_NOEXIST);
+	}
+	struct mapping_v6 m = {.flow = *flow};
+
+	__builtin_memcpy(m.nat_addr, nat_addr->v6, 16);
+	return bpf_map_update_elem(&flows_v6, &tuple->v6, &m, BPF_NOEXIST);
+}
+
+/* Ends the flow that holds an outside tuple, if it is past its time. */
+static __always_inline bool reclaim(const union tuple *reply,
+				    const enum family family, __u64 now)
+{
+	struct origin origin;
+	struct flow *flow;
+
+	if (!find_origin(reply, family, &origin))
+		return true;
+	flow = find_flow(&origin.tuple, family);
+	/* No flow yet: somebody is between the two inserts. */
+	if (!flow || alive(flow, now))
+		return false;
+	return end_flow(flow, flow->last_seen, &origin.tuple, family);
+}
+
+/* How an attempt at one candidate ended. */
+enum attempt {
+	ATTEMPT_WON, /* the outside tuple is ours */
+	ATTEMPT_TAKEN, /* it is somebody else's: try the next */
+	ATTEMPT_OVER, /* there is no candidate left */
+	ATTEMPT_FULL, /* the table is */
+};
+
+/* Tries the n-th candidate. The NOEXIST insert decides between CPUs. */
+static __always_inline enum attempt attempt(struct __sk_buff *skb,
+					    const enum family family, __u32 n)
+{
+	struct scratch *s = this_scratch();
+	const struct port_pool *pool;
+	union tuple reply;
+	__u32 zero = 0;
+	__be16 port;
+	long err;
+
+	pool = bpf_map_lookup_elem(&port_pool, &zero);
+	if (!s || !pool || !candidate(&s->packet, family, pool, n, &port))
+		return ATTEMPT_OVER;
+	reply_tuple(&s->packet.tuple, &s->addr, port, family, &reply);
+	if (taken_by_node(skb, &reply, s->packet.proto, family))
+		return ATTEMPT_TAKEN;
+	err = insert_reverse(&reply, &s->packet.tuple, family);
+	if (err == -EEXIST && reclaim(&reply, family, bpf_ktime_get_ns()))
+		err = insert_reverse(&reply, &s->packet.tuple, family);
+	if (err)
+		return err == -EEXIST ? ATTEMPT_TAKEN : ATTEMPT_FULL;
+	s->port = port;
+	return ATTEMPT_WON;
+}
+
+__noinline int attempt_v4(struct __sk_buff *skb, __u32 n)
+{
+	return attempt(skb, FAMILY_V4, n);
+}
+
+__noinline int attempt_v6(struct __sk_buff *skb, __u32 n)
+{
+	return attempt(skb, FAMILY_V6, n);
+}
+
+/* Makes an outside tuple ours: scratch.addr and port then are. */
+static __always_inline enum verdict claim_tuple(struct __sk_buff *skb,
+						const struct packet *pkt,
+						const enum family family)
+{
+	int result = ATTEMPT_TAKEN;
+
+	for (__u32 n = 0; n < LIMIT_CANDIDATES && result == ATTEMPT_TAKEN; n++)
+		result = family == FAMILY_V4 ? attempt_v4(skb, n) :
+					       attempt_v6(skb, n);
+	if (result == ATTEMPT_WON)
+		return VERDICT_OPENED;
+	if (result == ATTEMPT_FULL)
+		return VERDICT_DROP_TABLE_FULL;
+	return port_can_change(pkt, family) ? VERDICT_DROP_PORT_EXHAUSTED :
+					      VERDICT_DROP_UNSUPPORTED;
+}
+
+/*
+ * Opens a flow behind scratch.addr. VERDICT_OPENED or VERDICT_TRANSLATED:
+ * scratch.addr and port are what the packet gets; the latter if another CPU
+ * opened the same flow first, whose choice then holds. Otherwise the reason to
+ * drop the packet.
+ */
+static __always_inline enum verdict open_flow(struct __sk_buff *skb,
+					      struct scratch *s,
+					      const enum family family,
+					      __u64 now)
+{
+	struct packet *pkt = &s->packet;
+	struct flow flow = {
+		.created = now,
+		.last_seen = now,
+		.ifindex = skb->ifindex,
+		.state = first_state(pkt, family),
+		.tcp_end = pkt->tcp_end,
+	};
+	enum verdict verdict;
+	struct flow *winner;
+	union tuple reply;
+	long err;
+
+	verdict = claim_tuple(skb, pkt, family);
+	if (verdict != VERDICT_OPENED)
+		return verdict;
+	flow.nat_port = s->port;
+	err = insert_flow(&pkt->tuple, &flow, &s->addr, family);
+	if (!err)
+		return VERDICT_OPENED;
+	reply_tuple(&pkt->tuple, &s->addr, s->port, family, &reply);
+	delete_reverse(&reply, family);
+	if (err != -EEXIST)
+		return VERDICT_DROP_TABLE_FULL;
+	winner = find_flow(&pkt->tuple, family);
+	if (!winner || !alive(winner, now))
+		return VERDICT_DROP_TABLE_FULL;
+	nat_address(winner, family, &s->addr);
+	s->port = winner->nat_port;
+	return VERDICT_TRANSLATED;
+}
+
+#endif

@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+#ifndef MASQ_MASQ_H
+#define MASQ_MASQ_H
+
+/*
+ * The contract between the datapath and the agent: keys, values, names of
+ * fates and limits. Go gets all of it from this file through bpf2go.
+ *
+ * Addresses and ports in keys and values are in network byte order, times are
+ * CLOCK_MONOTONIC in nanoseconds, and all padding is explicit and zero.
+ */
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <stdbool.h>
+
+#define NSEC_PER_SEC 1000000000ULL
+
+enum limit {
+	LIMIT_CIDRS = 1048576, /* prefixes of one family */
+	LIMIT_FLOWS = 262144, /* flows of one family, unless configured */
+	LIMIT_INBOUND = 131072, /* remembered connections from outside */
+	LIMIT_FRAGMENTS = 16384, /* fragmented packets under way */
+	LIMIT_UPLINKS = 256,
+	LIMIT_ADDRESS_RULES = 16384,
+	LIMIT_NODE_ADDRESSES = 65536,
+	LIMIT_CANDIDATES = 128, /* ports tried for one new flow */
+	LIMIT_IPV6_HEADERS = 8, /* extension headers walked */
+	LIMIT_SWEEP = 64, /* flows in one run of the sweep program */
+};
+
+enum family {
+	FAMILY_V4,
+	FAMILY_V6,
+	FAMILY_COUNT,
+};
+
+enum direction {
+	DIRECTION_EGRESS,
+	DIRECTION_INGRESS,
+	DIRECTION_COUNT,
+};
+
+/*
+ * The fate of a packet. Every packet gets exactly one, and each is counted
+ * per direction and family.
+ */
+enum verdict {
+	VERDICT_UNDECIDED, /* never counted: the next rule decides */
+
+	/* Left alone */
+	VERDICT_NOT_IP, /* no IP, or too short to be */
+	VERDICT_EXEMPT, /* multicast, broadcast, link scope, DHCP, NDP, MLD */
+	VERDICT_FOREIGN, /* source MAC is not the uplink's: a macvlan child's */
+	VERDICT_KEEP_CIDR, /* destination in a non-masquerade CIDR */
+	VERDICT_KEEP_NODE, /* the node's own, with the address it should have */
+	VERDICT_KEEP_REPLY, /* of a connection that was opened from outside */
+	VERDICT_KEEP_DRAINING, /* of a flow older than its CIDR's removal */
+	VERDICT_PASS_INVALID, /* cannot open a flow; --invalid=pass */
+	VERDICT_NO_FLOW, /* ingress: no translation belongs to it */
+	VERDICT_INBOUND, /* ingress: opens a connection from outside */
+
+	/* Translated */
+	VERDICT_TRANSLATED, /* by a flow that was there */
+	VERDICT_OPENED, /* by a new flow */
+	VERDICT_ICMP_ERROR, /* an error about a translated flow */
+
+	/* Dropped: VERDICT_DROP_FIRST and above */
+	VERDICT_DROP_PORT_EXHAUSTED,
+	VERDICT_DROP_TABLE_FULL,
+	VERDICT_DROP_FRAGMENT,
+	VERDICT_DROP_INVALID,
+	VERDICT_DROP_UNSUPPORTED,
+	VERDICT_DROP_NO_ADDRESS,
+
+	VERDICT_COUNT,
+	VERDICT_DROP_FIRST = VERDICT_DROP_PORT_EXHAUSTED,
+};
+
+/* Where a flow is in its life. Each state has a timeout. */
+enum flow_state {
+	FLOW_NONE,
+	FLOW_TCP_SYN_SENT,
+	FLOW_TCP_SYN_RECV,
+	FLOW_TCP_ESTABLISHED,
+	FLOW_TCP_FIN_WAIT,
+	FLOW_TCP_CLOSE_WAIT,
+	FLOW_TCP_LAST_ACK,
+	FLOW_TCP_TIME_WAIT,
+	FLOW_TCP_CLOSE,
+	FLOW_TCP_UNACKNOWLEDGED, /* picked up in the middle, no reply yet */
+	FLOW_UDP, /* no reply yet, or younger than two seconds */
+	FLOW_UDP_STREAM,
+	FLOW_ICMP,
+	FLOW_ICMPV6,
+	FLOW_SCTP,
+	FLOW_GENERIC,
+	FLOW_STATE_COUNT,
+};
+
+enum flow_flag {
+	FLOW_DYING = 1, /* being deleted: nobody may use it any more */
+	FLOW_REPLIED = 2,
+};
+
+/* What a prefix says of the packets that go there. */
+enum cidr_verdict {
+	CIDR_MASQUERADE,
+	CIDR_KEEP,
+};
+
+enum uplink_flag {
+	UPLINK_ONE_V4 = 1, /* addr_v4 goes with every next hop */
+	UPLINK_ONE_V6 = 2, /* addr_v6 goes with every destination */
+	UPLINK_ETHERNET = 4, /* frames carry a source MAC to compare */
+};
+
+enum node_address {
+	NODE_ADDRESS_LOCAL,
+	NODE_ADDRESS_BROADCAST,
+};
+
+/* Keys of the LPM tries: prefixlen in bits, octets as people read them. */
+struct cidr_v4 {
+	__u32 prefixlen;
+	__u8 addr[4];
+};
+
+struct cidr_v6 {
+	__u32 prefixlen;
+	__u8 addr[16];
+};
+
+/*
+ * A flow in one direction, as a packet on the wire shows it. ICMP queries have
+ * their identifier as the port of the asking side and, as the port of the
+ * other, the type of the question (see icmp_query_port()).
+ */
+struct tuple_v4 {
+	__be32 saddr;
+	__be32 daddr;
+	__be16 sport;
+	__be16 dport;
+	__u8 proto;
+	__u8 pad[3];
+};
+
+struct tuple_v6 {
+	__be32 saddr[4];
+	__be32 daddr[4];
+	__be16 sport;
+	__be16 dport;
+	__u8 proto;
+	__u8 pad[3];
+};
+
+/*
+ * What both families know of a translated flow. last_seen is written at most
+ * once a second, or when the state changes.
+ */
+struct flow {
+	__u64 created;
+	__u64 last_seen;
+	__u32 ifindex; /* the uplink it leaves through */
+	__be16 nat_port;
+	__u8 state; /* enum flow_state */
+	__u8 flags; /* enum flow_flag */
+	__u32 tcp_end; /* sequence number after the newest byte sent */
+	__u32 pad;
+};
+
+/* A translated flow. The lock decides who deletes it, nothing else. */
+struct mapping_v4 {
+	struct flow flow;
+	__be32 nat_addr;
+	struct bpf_spin_lock lock;
+};
+
+struct mapping_v6 {
+	struct flow flow;
+	__be32 nat_addr[4];
+	struct bpf_spin_lock lock;
+	__u32 pad;
+};
+
+/*
+ * The way back: who is behind an outside tuple. Points to the mapping, which
+ * has the state. checked is when the mapping was last found alive from here.
+ */
+struct reverse_v4 {
+	__u64 checked;
+	__be32 addr;
+	__be16 port;
+	__u16 pad;
+};
+
+struct reverse_v6 {
+	__u64 checked;
+	__be32 addr[4];
+	__be16 port;
+	__u16 pad[3];
+};
+
+/* A connection that was opened from outside. */
+struct inbound {
+	__u64 last_seen;
+};
+
+/* Ports of a fragmented packet, for the fragments that carry none. */
+struct fragment_key_v4 {
+	__be32 saddr;
+	__be32 daddr;
+	__be32 id;
+	__u8 proto;
+	__u8 direction; /* enum direction */
+	__u16 pad;
+};
+
+struct fragment_key_v6 {
+	__be32 saddr[4];
+	__be32 daddr[4];
+	__be32 id;
+	__u8 proto;
+	__u8 direction; /* enum direction */
+	__u16 pad;
+};
+
+struct fragment {
+	__u64 seen;
+	__be16 sport;
+	__be16 dport;
+	__u32 kind; /* of ICMP: asks or answers */
+};
+
+/* One uplink, in the slot that its programs were loaded for. */
+struct uplink {
+	__u32 ifindex;
+	__u8 l2_len; /* bytes before the IP header */
+	__u8 flags; /* enum uplink_flag */
+	__u8 mac[6];
+	__be32 addr_v4;
+	__be32 addr_v6[4];
+};
+
+/*
+ * Which masquerade address an uplink uses: by next hop (IPv4) or destination
+ * (IPv6). prefixlen counts the 32 bits of the interface index too.
+ */
+struct address_rule_v4 {
+	__u32 prefixlen;
+	__be32 ifindex;
+	__u8 addr[4];
+};
+
+struct address_rule_v6 {
+	__u32 prefixlen;
+	__be32 ifindex;
+	__u8 addr[16];
+};
+
+/* A slice of the pool's ports. */
+struct port_class {
+	__u32 first; /* index */
+	__u32 count;
+};
+
+/* The classes in which netfilter's NAT keeps a port (nf_nat_core.c). */
+enum port_class_id {
+	PORT_CLASS_LOW, /* below 512 */
+	PORT_CLASS_PRIVILEGED, /* below 1024 */
+	PORT_CLASS_HIGH,
+	PORT_CLASS_COUNT,
+};
+
+/*
+ * The ports that may be handed out. Ports that never may (reserved ones, the
+ * node port range) are in neither.
+ */
+struct port_pool {
+	struct port_class classes[PORT_CLASS_COUNT];
+	__u64 allowed[1024]; /* bit by port */
+	__u16 ports[65536]; /* host byte order */
+};
+
+struct counter {
+	__u64 packets;
+	__u64 bytes;
+};
+
+/*
+ * What the sweep programs are run on: a request, then the tuples of up to
+ * LIMIT_SWEEP flows. The first 14 bytes stand where an Ethernet header would.
+ */
+struct sweep_request {
+	__u8 ethernet[14];
+	__u16 all; /* whether or not they are past their time */
+	__u32 count;
+};
+
+_Static_assert(sizeof(struct sweep_request) == 20, "padding");
+_Static_assert(sizeof(struct tuple_v4) == 16, "padding");
+_Static_assert(sizeof(struct tuple_v6) == 40, "padding");
+_Static_assert(sizeof(struct flow) == 32, "padding");
+_Static_assert(sizeof(struct mapping_v4) == 40, "padding");
+_Static_assert(sizeof(struct mapping_v6) == 56, "padding");
+_Static_assert(sizeof(struct reverse_v4) == 16, "padding");
+_Static_assert(sizeof(struct reverse_v6) == 32, "padding");
+_Static_assert(sizeof(struct fragment_key_v4) == 16, "padding");
+_Static_assert(sizeof(struct fragment_key_v6) == 40, "padding");
+
+#endif

@@ -1,0 +1,380 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+#ifndef MASQ_NAT_H
+#define MASQ_NAT_H
+
+/* Life of a translated flow: finding, refreshing and ending it. */
+
+#include "maps.h"
+#include "parse.h"
+#include "policy.h"
+
+/* last_seen is up to a second old, so death comes a second late. */
+#define LAST_SEEN_GRANULARITY NSEC_PER_SEC
+
+/* A UDP flow is a stream once it is older than this (nf_conntrack_udp). */
+#define UDP_STREAM_AGE (2 * NSEC_PER_SEC)
+
+/* Flags of a TCP segment by what they mean for the connection. */
+enum tcp_event {
+	TCP_EVENT_SYN,
+	TCP_EVENT_SYN_ACK,
+	TCP_EVENT_FIN,
+	TCP_EVENT_ACK,
+	TCP_EVENT_RST,
+	TCP_EVENT_COUNT,
+};
+
+#define SS FLOW_TCP_SYN_SENT
+#define SR FLOW_TCP_SYN_RECV
+#define ES FLOW_TCP_ESTABLISHED
+#define FW FLOW_TCP_FIN_WAIT
+#define CW FLOW_TCP_CLOSE_WAIT
+#define LA FLOW_TCP_LAST_ACK
+#define TW FLOW_TCP_TIME_WAIT
+#define CL FLOW_TCP_CLOSE
+#define UN FLOW_TCP_UNACKNOWLEDGED
+
+/*
+ * The next state by direction, event and present state. The table of
+ * nf_conntrack_proto_tcp.c as far as timeouts depend on it, with two
+ * differences: what conntrack calls invalid leaves the state alone, and an ACK
+ * after a RST brings the flow back (RFC 7857 section 2.2: a blind RST must
+ * not end a session), as one that still has to be answered.
+ */
+static const __u8 tcp_next[DIRECTION_COUNT][TCP_EVENT_COUNT][10] =
+	{
+		[DIRECTION_EGRESS] =
+			{
+				/*                     none SS  SR  ES  FW  CW
+				   LA  TW  CL  UN */
+				[TCP_EVENT_SYN] = {SS, SS, SR, ES, FW, CW, LA,
+						   SS, SS, SS},
+				[TCP_EVENT_SYN_ACK] = {SR, SR, SR, ES, FW, CW,
+						       LA, TW, CL, UN},
+				[TCP_EVENT_FIN] = {FW, FW, FW, FW, LA, LA, LA,
+						   TW, CL, FW},
+				[TCP_EVENT_ACK] = {UN, SS, ES, ES, CW, CW, TW,
+						   TW, UN, UN},
+				[TCP_EVENT_RST] =
+					{CL, CL, CL, CL, CL, CL, CL, CL, CL, CL},
+			},
+		[DIRECTION_INGRESS] =
+			{
+				[TCP_EVENT_SYN] =
+					{SR, SR,
+					 SR, ES, FW, CW, LA, TW, CL, UN},
+				[TCP_EVENT_SYN_ACK] =
+					{SR, SR,
+					 SR, ES, FW, CW, LA, TW, CL, ES},
+				[TCP_EVENT_FIN] =
+					{FW, SS,
+					 FW, FW, LA, LA, LA, TW, CL, FW},
+				[TCP_EVENT_ACK] =
+					{ES, SS,
+					 SR, ES, CW, CW, TW, TW, CL, ES},
+				[TCP_EVENT_RST] =
+					{CL, CL,
+					 CL, CL, CL, CL, CL, CL, CL, CL},
+			},
+};
+
+#undef SS
+#undef SR
+#undef ES
+#undef FW
+#undef CW
+#undef LA
+#undef TW
+#undef CL
+#undef UN
+
+static __always_inline enum tcp_event tcp_event(const struct packet *pkt)
+{
+	if (pkt->tcp_flags & TCP_FLAG_RST_BIT)
+		return TCP_EVENT_RST;
+	if (pkt->tcp_flags & TCP_FLAG_SYN_BIT)
+		return pkt->tcp_flags & TCP_FLAG_ACK_BIT ? TCP_EVENT_SYN_ACK :
+							   TCP_EVENT_SYN;
+	return pkt->tcp_flags & TCP_FLAG_FIN_BIT ? TCP_EVENT_FIN :
+						   TCP_EVENT_ACK;
+}
+
+static __always_inline __u8 tcp_state(const struct packet *pkt, __u8 state,
+				      const enum direction direction)
+{
+	/* The common case, without the table. */
+	if (state == FLOW_TCP_ESTABLISHED && pkt->tcp_flags == TCP_FLAG_ACK_BIT)
+		return state;
+	if (state > FLOW_TCP_UNACKNOWLEDGED)
+		return state;
+	return tcp_next[direction][tcp_event(pkt)][state];
+}
+
+static __always_inline __u8 first_state(const struct packet *pkt,
+					const enum family family)
+{
+	switch (pkt->proto) {
+	case IPPROTO_TCP:
+		return tcp_state(pkt, FLOW_NONE, DIRECTION_EGRESS);
+	case IPPROTO_UDP:
+		return FLOW_UDP;
+	case IPPROTO_SCTP:
+		return FLOW_SCTP;
+	}
+	if (!is_icmp(pkt, family))
+		return FLOW_GENERIC;
+	return family == FAMILY_V4 ? FLOW_ICMP : FLOW_ICMPV6;
+}
+
+static __always_inline __u8 next_state(const struct flow *flow,
+				       const struct packet *pkt, __u64 now,
+				       const enum direction direction)
+{
+	if (pkt->proto == IPPROTO_TCP)
+		return pkt->flags & PACKET_LATER ?
+			       flow->state :
+			       tcp_state(pkt, flow->state, direction);
+	if (flow->state == FLOW_UDP && flow->flags & FLOW_REPLIED &&
+	    (__s64)(now - flow->created) > (__s64)UDP_STREAM_AGE)
+		return FLOW_UDP_STREAM;
+	return flow->state;
+}
+
+/* How long a flow may be idle in its state, in nanoseconds. */
+static __always_inline __u64 timeout(const struct flow *flow)
+{
+	__u32 state = flow->state;
+	const __u32 *seconds = bpf_map_lookup_elem(&timeouts, &state);
+
+	return seconds ? *seconds * NSEC_PER_SEC : 0;
+}
+
+/*
+ * A flow past its time is dead at once, whether or not somebody came to take
+ * it away: lookups ignore it and its outside tuple may be given to another.
+ */
+static __always_inline bool alive(const struct flow *flow, __u64 now)
+{
+	__s64 idle = now - flow->last_seen;
+
+	if (flow->flags & FLOW_DYING)
+		return false;
+	if (idle < (__s64)LAST_SEEN_GRANULARITY)
+		return true;
+	return idle < (__s64)(timeout(flow) + LAST_SEEN_GRANULARITY);
+}
+
+static __always_inline void refresh(struct flow *flow, const struct packet *pkt,
+				    __u64 now, const enum direction direction)
+{
+	__u8 state;
+
+	if (direction == DIRECTION_INGRESS && !(flow->flags & FLOW_REPLIED))
+		flow->flags |= FLOW_REPLIED;
+	state = next_state(flow, pkt, now, direction);
+	if (state != flow->state) {
+		flow->state = state;
+		flow->last_seen = now;
+	} else if ((__s64)(now - flow->last_seen) >=
+		   (__s64)LAST_SEEN_GRANULARITY) {
+		flow->last_seen = now;
+	}
+	if (direction == DIRECTION_EGRESS && pkt->proto == IPPROTO_TCP)
+		flow->tcp_end = pkt->tcp_end;
+}
+
+/* The mapping of a tuple as the pod sends it. NULL: none. */
+static __always_inline struct flow *find_flow(const union tuple *tuple,
+					      const enum family family)
+{
+	struct mapping_v4 *v4;
+	struct mapping_v6 *v6;
+
+	if (family == FAMILY_V4) {
+		v4 = bpf_map_lookup_elem(&flows_v4, &tuple->v4);
+		return v4 ? &v4->flow : NULL;
+	}
+	v6 = bpf_map_lookup_elem(&flows_v6, &tuple->v6);
+	return v6 ? &v6->flow : NULL;
+}
+
+static __always_inline void nat_address(const struct flow *flow,
+					const enum family family,
+					union address *addr)
+{
+	if (family == FAMILY_V4)
+		addr->v4 = ((const struct mapping_v4 *)flow)->nat_addr;
+	else
+		__builtin_memcpy(addr->v6,
+				 ((const struct mapping_v6 *)flow)->nat_addr,
+				 16);
+}
+
+/* Who is behind an outside tuple, from its reverse entry. */
+struct origin {
+	union tuple tuple; /* as the pod sends it */
+	__u64 *checked;
+};
+
+/*
+ * The tuple that a pod sends, from the tuple of a reply. False: the outside
+ * tuple is nobody's.
+ */
+static __always_inline bool find_origin(const union tuple *reply,
+					const enum family family,
+					struct origin *origin)
+{
+	mirror(reply, &origin->tuple, family);
+	if (family == FAMILY_V4) {
+		struct reverse_v4 *r =
+			bpf_map_lookup_elem(&reverse_v4, &reply->v4);
+
+		if (!r)
+			return false;
+		origin->tuple.v4.saddr = r->addr;
+		origin->tuple.v4.sport = r->port;
+		origin->checked = &r->checked;
+	} else {
+		struct reverse_v6 *r =
+			bpf_map_lookup_elem(&reverse_v6, &reply->v6);
+
+		if (!r)
+			return false;
+		__builtin_memcpy(origin->tuple.v6.saddr, r->addr, 16);
+		origin->tuple.v6.sport = r->port;
+		origin->checked = &r->checked;
+	}
+	return true;
+}
+
+/* The tuple of the replies to a flow, as they come in from outside. */
+static __always_inline void
+reply_tuple(const union tuple *tuple, const union address *nat_addr,
+	    __be16 nat_port, const enum family family, union tuple *reply)
+{
+	mirror(tuple, reply, family);
+	if (family == FAMILY_V4) {
+		reply->v4.daddr = nat_addr->v4;
+		reply->v4.dport = nat_port;
+	} else {
+		__builtin_memcpy(reply->v6.daddr, nat_addr->v6, 16);
+		reply->v6.dport = nat_port;
+	}
+}
+
+static __always_inline void delete_reverse(const union tuple *reply,
+					   const enum family family)
+{
+	if (family == FAMILY_V4)
+		bpf_map_delete_elem(&reverse_v4, &reply->v4);
+	else
+		bpf_map_delete_elem(&reverse_v6, &reply->v6);
+}
+
+static __always_inline void delete_flow(const union tuple *tuple,
+					const enum family family)
+{
+	if (family == FAMILY_V4)
+		bpf_map_delete_elem(&flows_v4, &tuple->v4);
+	else
+		bpf_map_delete_elem(&flows_v6, &tuple->v6);
+}
+
+/*
+ * Marks a flow as dying if its last_seen is still what the caller judged it
+ * by. True for exactly one caller: it owns the deletion. This is the whole use
+ * of the lock; a live flow is refreshed without it, which is safe because
+ * sweeps wait longer than lookups before they call a flow dead.
+ */
+static __always_inline bool mark_dying(struct flow *flow, __u64 last_seen,
+				       const enum family family)
+{
+	bool mine;
+
+	if (family == FAMILY_V4) {
+		struct mapping_v4 *m = (struct mapping_v4 *)flow;
+
+		bpf_spin_lock(&m->lock);
+		mine = !(m->flow.flags & FLOW_DYING) &&
+		       m->flow.last_seen == last_seen;
+		if (mine)
+			m->flow.flags |= FLOW_DYING;
+		bpf_spin_unlock(&m->lock);
+	} else {
+		struct mapping_v6 *m = (struct mapping_v6 *)flow;
+
+		bpf_spin_lock(&m->lock);
+		mine = !(m->flow.flags & FLOW_DYING) &&
+		       m->flow.last_seen == last_seen;
+		if (mine)
+			m->flow.flags |= FLOW_DYING;
+		bpf_spin_unlock(&m->lock);
+	}
+	return mine;
+}
+
+/*
+ * Ends a flow that the caller judged by last_seen: both halves, the outside
+ * tuple first. Nobody can have put another flow in either place meanwhile,
+ * since inserts are NOEXIST and only the one who marked it deletes.
+ */
+static __always_inline bool end_flow(struct flow *flow, __u64 last_seen,
+				     const union tuple *tuple,
+				     const enum family family)
+{
+	union tuple reply;
+	union address nat_addr;
+	__be16 nat_port = flow->nat_port;
+
+	nat_address(flow, family, &nat_addr);
+	if (!mark_dying(flow, last_seen, family))
+		return false;
+	reply_tuple(tuple, &nat_addr, nat_port, family, &reply);
+	delete_reverse(&reply, family);
+	delete_flow(tuple, family);
+	return true;
+}
+
+/* A sweep waits longer than a lookup: see mark_dying(). */
+#define SWEEP_GRACE NSEC_PER_SEC
+
+static __always_inline bool sweepable(const struct flow *flow, __u64 last_seen,
+				      __u64 now)
+{
+	return (__s64)(now - last_seen) >=
+	       (__s64)(timeout(flow) + LAST_SEEN_GRANULARITY + SWEEP_GRACE);
+}
+
+/*
+ * Ends the flows that a request names: those past their time, or all of them.
+ * Returns how many it ended.
+ */
+static __always_inline int sweep(struct __sk_buff *skb,
+				 const enum family family)
+{
+	__u32 size = family == FAMILY_V4 ? sizeof(struct tuple_v4) :
+					   sizeof(struct tuple_v6);
+	__u32 offset = sizeof(struct sweep_request);
+	__u64 now = bpf_ktime_get_ns(), last_seen;
+	struct sweep_request request;
+	union tuple tuple;
+	struct flow *flow;
+	int ended = 0;
+
+	if (bpf_skb_load_bytes(skb, 0, &request, sizeof(request)))
+		return 0;
+	for (__u32 i = 0; i < LIMIT_SWEEP && i < request.count; i++) {
+		if (bpf_skb_load_bytes(skb, offset, &tuple, size))
+			break;
+		offset += size;
+		flow = find_flow(&tuple, family);
+		if (!flow)
+			continue;
+		last_seen = flow->last_seen;
+		if (request.all || sweepable(flow, last_seen, now))
+			ended += end_flow(flow, last_seen, &tuple, family);
+	}
+	return ended;
+}
+
+#endif

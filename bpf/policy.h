@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+#ifndef MASQ_POLICY_H
+#define MASQ_POLICY_H
+
+/* Which packets are for us, and what the configuration says of them. */
+
+#include "maps.h"
+#include "parse.h"
+
+#define DHCP_SERVER_PORT 67
+#define DHCP_CLIENT_PORT 68
+
+static __always_inline struct uplink *this_uplink(void)
+{
+	__u32 slot = cfg_slot;
+
+	return bpf_map_lookup_elem(&uplinks, &slot);
+}
+
+static __always_inline bool exempt_v4(const struct packet *pkt)
+{
+	const struct tuple_v4 *t = &pkt->tuple.v4;
+
+	if (!t->saddr || t->daddr == bpf_htonl(INADDR_BROADCAST))
+		return true;
+	/* Multicast, 224.0.0.0/4. */
+	if ((t->daddr & bpf_htonl(0xf0000000)) == bpf_htonl(0xe0000000))
+		return true;
+	return pkt->proto == IPPROTO_UDP && pkt->flags & PACKET_PORTS &&
+	       t->sport == bpf_htons(DHCP_CLIENT_PORT) &&
+	       t->dport == bpf_htons(DHCP_SERVER_PORT);
+}
+
+/* Neighbour and multicast listener discovery: RFC 4861, 3810, 4286. */
+static __always_inline bool neighbour_message(__u8 type)
+{
+	return (type >= 130 && type <= 137) || type == 143 ||
+	       (type >= 151 && type <= 153);
+}
+
+static __always_inline bool link_scope_v6(const __be32 *addr)
+{
+	/* fe80::/10 */
+	return (addr[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000);
+}
+
+static __always_inline bool exempt_v6(const struct packet *pkt)
+{
+	const struct tuple_v6 *t = &pkt->tuple.v6;
+
+	if (!(t->saddr[0] | t->saddr[1] | t->saddr[2] | t->saddr[3]))
+		return true;
+	/* Multicast, ff00::/8. */
+	if ((t->daddr[0] & bpf_htonl(0xff000000)) == bpf_htonl(0xff000000))
+		return true;
+	if (link_scope_v6(t->saddr) || link_scope_v6(t->daddr))
+		return true;
+	return pkt->proto == IPPROTO_ICMPV6 &&
+	       neighbour_message(pkt->icmp_type);
+}
+
+/* Kinds that are never touched, in either direction. */
+static __always_inline bool exempt(const struct packet *pkt,
+				   const enum family family)
+{
+	return family == FAMILY_V4 ? exempt_v4(pkt) : exempt_v6(pkt);
+}
+
+/*
+ * macvlan children of an uplink send through its egress hook, past the node's
+ * netfilter: their frames have a MAC of their own.
+ */
+static __always_inline bool foreign_source_mac(struct __sk_buff *skb,
+					       const struct uplink *uplink)
+{
+	__u8 mac[ETH_ALEN];
+
+	if (!(uplink->flags & UPLINK_ETHERNET))
+		return false;
+	if (bpf_skb_load_bytes(skb, offsetof(struct ethhdr, h_source), mac,
+			       sizeof(mac)))
+		return true;
+	for (int i = 0; i < ETH_ALEN; i++)
+		if (mac[i] != uplink->mac[i])
+			return true;
+	return false;
+}
+
+/* Whether addr lies in a non-masquerade CIDR. */
+static __always_inline bool cidr_keeps(const union address *addr,
+				       const enum family family)
+{
+	const enum cidr_verdict *verdict;
+
+	if (family == FAMILY_V4) {
+		struct cidr_v4 key = {.prefixlen = 32};
+
+		__builtin_memcpy(key.addr, &addr->v4, sizeof(key.addr));
+		verdict = bpf_map_lookup_elem(&nonmasq_v4, &key);
+	} else {
+		struct cidr_v6 key = {.prefixlen = 128};
+
+		__builtin_memcpy(key.addr, addr->v6, sizeof(key.addr));
+		verdict = bpf_map_lookup_elem(&nonmasq_v6, &key);
+	}
+	return verdict && *verdict == CIDR_KEEP;
+}
+
+/* Whether addr lies in a CIDR that was exempt until recently. */
+static __always_inline bool cidr_drains(const union address *addr,
+					const enum family family, __u64 now)
+{
+	const __u64 *until;
+
+	if (family == FAMILY_V4) {
+		struct cidr_v4 key = {.prefixlen = 32};
+
+		__builtin_memcpy(key.addr, &addr->v4, sizeof(key.addr));
+		until = bpf_map_lookup_elem(&draining_v4, &key);
+	} else {
+		struct cidr_v6 key = {.prefixlen = 128};
+
+		__builtin_memcpy(key.addr, addr->v6, sizeof(key.addr));
+		until = bpf_map_lookup_elem(&draining_v6, &key);
+	}
+	return until && (__s64)(*until - now) > 0;
+}
+
+/* What addr is to the node: NULL if it is not the node's at all. */
+static __always_inline const enum node_address *
+node_address(const union address *addr, const enum family family)
+{
+	if (family == FAMILY_V4)
+		return bpf_map_lookup_elem(&node_v4, &addr->v4);
+	return bpf_map_lookup_elem(&node_v6, addr->v6);
+}
+
+static __always_inline void tuple_source(const union tuple *tuple,
+					 const enum family family,
+					 union address *addr)
+{
+	if (family == FAMILY_V4)
+		addr->v4 = tuple->v4.saddr;
+	else
+		__builtin_memcpy(addr->v6, tuple->v6.saddr, 16);
+}
+
+static __always_inline void
+source(const struct packet *pkt, const enum family family, union address *addr)
+{
+	tuple_source(&pkt->tuple, family, addr);
+}
+
+static __always_inline void destination(const struct packet *pkt,
+					const enum family family,
+					union address *addr)
+{
+	if (family == FAMILY_V4)
+		addr->v4 = pkt->tuple.v4.daddr;
+	else
+		__builtin_memcpy(addr->v6, pkt->tuple.v6.daddr, 16);
+}
+
+static __always_inline bool same_address(const union address *a,
+					 const union address *b,
+					 const enum family family)
+{
+	if (family == FAMILY_V4)
+		return a->v4 == b->v4;
+	return !((a->v6[0] ^ b->v6[0]) | (a->v6[1] ^ b->v6[1]) |
+		 (a->v6[2] ^ b->v6[2]) | (a->v6[3] ^ b->v6[3]));
+}
+
+/*
+ * Whether the packet can be a flow's first, as conntrack has it with
+ * nf_conntrack_tcp_loose on: a bare ACK picks up a connection in the middle.
+ */
+static __always_inline bool may_open(const struct packet *pkt,
+				     const enum family family)
+{
+	if (pkt->flags & PACKET_MALFORMED)
+		return false;
+	if (pkt->proto == IPPROTO_TCP)
+		return pkt->tcp_flags == TCP_FLAG_SYN_BIT ||
+		       pkt->tcp_flags == TCP_FLAG_ACK_BIT;
+	return !is_icmp(pkt, family) || pkt->flags & PACKET_QUERY;
+}
+
+/* An outgoing SYN is never a reply, whatever any table says. */
+static __always_inline bool opens_tcp(const struct packet *pkt)
+{
+	return pkt->proto == IPPROTO_TCP &&
+	       (pkt->tcp_flags & (TCP_FLAG_SYN_BIT | TCP_FLAG_ACK_BIT)) ==
+		       TCP_FLAG_SYN_BIT;
+}
+
+#endif
