@@ -48,7 +48,7 @@ static __always_inline bool masquerade_address_v4(struct __sk_buff *skb,
 						  const struct uplink *uplink,
 						  union address *addr)
 {
-	struct address_rule_v4 key = {.prefixlen = 64};
+	struct address_rule_v4 key = { .prefixlen = 64 };
 	const __be32 *found;
 	__be32 next_hop;
 
@@ -70,7 +70,7 @@ static __always_inline bool masquerade_address_v6(const struct packet *pkt,
 						  const struct uplink *uplink,
 						  union address *addr)
 {
-	struct address_rule_v6 key = {.prefixlen = 160};
+	struct address_rule_v6 key = { .prefixlen = 160 };
 	const __be32 *found;
 
 	if (uplink->flags & UPLINK_ONE_V6) {
@@ -205,7 +205,7 @@ static __always_inline long insert_reverse(const union tuple *reply,
 		return bpf_map_update_elem(&reverse_v4, &reply->v4, &r,
 					   BPF_NOEXIST);
 	}
-	struct reverse_v6 r = {.port = tuple->v6.sport};
+	struct reverse_v6 r = { .port = tuple->v6.sport };
 
 	__builtin_memcpy(r.addr, tuple->v6.saddr, 16);
 	return bpf_map_update_elem(&reverse_v6, &reply->v6, &r, BPF_NOEXIST);
@@ -225,7 +225,7 @@ static __always_inline long insert_flow(const union tuple *tuple,
 		return bpf_map_update_elem(&flows_v4, &tuple->v4, &m,
 					   BPF_NOEXIST);
 	}
-	struct mapping_v6 m = {.flow = *flow};
+	struct mapping_v6 m = { .flow = *flow };
 
 	__builtin_memcpy(m.nat_addr, nat_addr->v6, 16);
 	return bpf_map_update_elem(&flows_v6, &tuple->v6, &m, BPF_NOEXIST);

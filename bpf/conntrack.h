@@ -172,7 +172,7 @@ static __always_inline bool answers_inbound(struct scratch *s,
 static __always_inline bool note_inbound(const struct packet *pkt,
 					 const enum family family, __u64 now)
 {
-	struct inbound inbound = {.last_seen = now};
+	struct inbound inbound = { .last_seen = now };
 	struct inbound *known;
 	union tuple reply;
 

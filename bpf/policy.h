@@ -93,12 +93,12 @@ static __always_inline bool cidr_keeps(const union address *addr,
 	const enum cidr_verdict *verdict;
 
 	if (family == FAMILY_V4) {
-		struct cidr_v4 key = {.prefixlen = 32};
+		struct cidr_v4 key = { .prefixlen = 32 };
 
 		__builtin_memcpy(key.addr, &addr->v4, sizeof(key.addr));
 		verdict = bpf_map_lookup_elem(&nonmasq_v4, &key);
 	} else {
-		struct cidr_v6 key = {.prefixlen = 128};
+		struct cidr_v6 key = { .prefixlen = 128 };
 
 		__builtin_memcpy(key.addr, addr->v6, sizeof(key.addr));
 		verdict = bpf_map_lookup_elem(&nonmasq_v6, &key);
@@ -113,12 +113,12 @@ static __always_inline bool cidr_drains(const union address *addr,
 	const __u64 *until;
 
 	if (family == FAMILY_V4) {
-		struct cidr_v4 key = {.prefixlen = 32};
+		struct cidr_v4 key = { .prefixlen = 32 };
 
 		__builtin_memcpy(key.addr, &addr->v4, sizeof(key.addr));
 		until = bpf_map_lookup_elem(&draining_v4, &key);
 	} else {
-		struct cidr_v6 key = {.prefixlen = 128};
+		struct cidr_v6 key = { .prefixlen = 128 };
 
 		__builtin_memcpy(key.addr, addr->v6, sizeof(key.addr));
 		until = bpf_map_lookup_elem(&draining_v6, &key);
