@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"ip-masq-agent/internal/api"
+)
+
+// ErrNotRunning means that no agent answers in this network namespace.
+var ErrNotRunning = errors.New("no ip-masq-agent runs in this network namespace")
+
+// Client asks the running agent.
+type Client struct {
+	http *http.Client
+}
+
+// Dial finds the agent of this network namespace. The error is ErrNotRunning
+// where there is none. Anyone may listen on an abstract socket, so that an
+// agent that is not root's is refused.
+func Dial(ctx context.Context, socket string) (*Client, error) {
+	conn, err := dialRoot(ctx, socket)
+	if err != nil {
+		return nil, err
+	}
+	_ = conn.Close() // it has shown what it was to show
+	return &Client{http: &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return dialRoot(ctx, socket)
+		},
+	}}}, nil
+}
+
+func dialRoot(ctx context.Context, socket string) (net.Conn, error) {
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", socket)
+	if errors.Is(err, unix.ECONNREFUSED) {
+		return nil, ErrNotRunning
+	}
+	if err != nil {
+		return nil, fmt.Errorf("connect to the agent: %w", err)
+	}
+	peer, err := peerOf(conn)
+	if err == nil && peer.Uid != 0 {
+		err = fmt.Errorf("%s is held by uid %d, which is not an agent's", socket, peer.Uid)
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// Status asks for what `status` shows.
+func (c *Client) Status(ctx context.Context) (api.Status, error) {
+	var status api.Status
+	err := c.ask(ctx, http.MethodGet, statusPath, nil, decodeInto(&status))
+	return status, err
+}
+
+// Explain asks what happens to a packet.
+func (c *Client) Explain(ctx context.Context, question api.Question) (api.Answer, error) {
+	body, err := json.Marshal(question)
+	if err != nil {
+		return api.Answer{}, fmt.Errorf("write question: %w", err)
+	}
+	var explained api.Answer
+	err = c.ask(ctx, http.MethodPost, explainPath, bytes.NewReader(body), decodeInto(&explained))
+	return explained, err
+}
+
+// NAT asks for the live translations that filter matches, in no particular
+// order.
+func (c *Client) NAT(ctx context.Context, filter NATFilter) ([]api.Translation, error) {
+	flows := []api.Translation{}
+	path := natPath + "?" + filter.query().Encode()
+	err := c.ask(ctx, http.MethodGet, path, nil, func(body io.Reader) error {
+		lines := json.NewDecoder(body)
+		for {
+			var flow api.Translation
+			if err := lines.Decode(&flow); errors.Is(err, io.EOF) {
+				return nil
+			} else if err != nil {
+				return err
+			}
+			flows = append(flows, flow)
+		}
+	})
+	return flows, err
+}
+
+func decodeInto(v any) func(io.Reader) error {
+	return func(body io.Reader) error { return json.NewDecoder(body).Decode(v) }
+}
+
+func (c *Client) ask(ctx context.Context, method, path string, body io.Reader, read func(io.Reader) error) error {
+	request, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, body)
+	if err != nil {
+		return fmt.Errorf("ask the agent: %w", err)
+	}
+	response, err := c.http.Do(request)
+	if err != nil {
+		return fmt.Errorf("ask the agent: %w", err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		var refused controlError
+		if err := json.NewDecoder(response.Body).Decode(&refused); err != nil || refused.Error == "" {
+			return fmt.Errorf("ask the agent: %s", response.Status)
+		}
+		return errors.New(refused.Error)
+	}
+	if err := read(response.Body); err != nil {
+		return fmt.Errorf("read the agent's answer: %w", err)
+	}
+	return nil
+}
+
+// NATFilter chooses translations. What is zero matches all.
+type NATFilter struct {
+	Src, Dst netip.Prefix
+	Proto    string // as api.Translation has it
+}
+
+// Match tells whether the filter chooses t.
+func (f NATFilter) Match(t api.Translation) bool {
+	return (!f.Src.IsValid() || f.Src.Contains(t.Src)) &&
+		(!f.Dst.IsValid() || f.Dst.Contains(t.Dst)) &&
+		(f.Proto == "" || strings.EqualFold(f.Proto, t.Proto))
+}
+
+func (f NATFilter) query() url.Values {
+	values := url.Values{}
+	for key, value := range map[string]netip.Prefix{"src": f.Src, "dst": f.Dst} {
+		if value.IsValid() {
+			values.Set(key, value.String())
+		}
+	}
+	if f.Proto != "" {
+		values.Set("proto", f.Proto)
+	}
+	return values
+}
+
+func parseNATFilter(values url.Values) (NATFilter, error) {
+	filter := NATFilter{Proto: values.Get("proto")}
+	for key, target := range map[string]*netip.Prefix{"src": &filter.Src, "dst": &filter.Dst} {
+		text := values.Get(key)
+		if text == "" {
+			continue
+		}
+		parsed, err := ParseAddressOrPrefix(text)
+		if err != nil {
+			return NATFilter{}, fmt.Errorf("%s: %w", key, err)
+		}
+		*target = parsed
+	}
+	return filter, nil
+}
+
+// ParseAddressOrPrefix reads "10.0.0.1" as 10.0.0.1/32 and "10.0.0.0/8" as it is.
+func ParseAddressOrPrefix(text string) (netip.Prefix, error) {
+	if strings.Contains(text, "/") {
+		parsed, err := netip.ParsePrefix(text)
+		return parsed.Masked(), err
+	}
+	address, err := netip.ParseAddr(text)
+	if err != nil {
+		return netip.Prefix{}, err
+	}
+	address = address.Unmap().WithZone("")
+	return netip.PrefixFrom(address, address.BitLen()), nil
+}

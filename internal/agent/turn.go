@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"ip-masq-agent/internal/prefix"
+)
+
+// syncTimeout is how long one turn may take. iptables on a large node needs
+// seconds; a minute means that something hangs.
+const syncTimeout = time.Minute
+
+// outcome is how the syncs went. Faults are empty where all is well.
+type outcome struct {
+	synced      bool      // at least one sync succeeded
+	lastGood    time.Time // end of the last successful sync
+	fault       string    // of the last sync
+	retired     bool      // the other datapath is gone
+	retireFault string    // why it is not
+}
+
+func (a *Agent) outcome() outcome {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.last
+}
+
+// note changes the outcome. Only the loop does so.
+func (a *Agent) note(change func(*outcome)) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	change(&a.last)
+}
+
+// turn is one round of the loop. It gives the interval to the next one.
+func (a *Agent) turn(ctx context.Context) (time.Duration, error) {
+	a.beat.expect(syncTimeout)
+	now := a.settings.reload()
+	interval := now.config.ResyncInterval
+	defer a.beat.expect(interval)
+
+	turn, cancel := context.WithTimeout(ctx, syncTimeout)
+	defer cancel()
+	err := a.sync(turn, now.policy)
+	if err == nil {
+		err = a.retire(turn)
+	}
+	return interval, endedWith(ctx, err)
+}
+
+func (a *Agent) sync(ctx context.Context, policy *prefix.Policy) error {
+	begin := time.Now()
+	err := a.options.Datapath.Sync(ctx, policy, a.options.Network.Snapshot())
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return ctx.Err() // the agent ends: this is neither a success nor a failure
+	}
+	a.metrics.syncDuration.Observe(time.Since(begin).Seconds())
+	old := a.outcome().fault
+	if err != nil {
+		a.metrics.syncErrors.Inc()
+		a.note(func(o *outcome) { o.fault = oneLine(err) })
+		if fault := oneLine(err); fault != old {
+			a.options.Log.Error("sync failed, trying again", "error", fault)
+		}
+		return err
+	}
+	a.note(func(o *outcome) { o.synced, o.lastGood, o.fault = true, time.Now(), "" })
+	if old != "" {
+		a.options.Log.Info("sync works again")
+	}
+	return nil
+}
+
+// retire takes the other datapath away once ours is in place.
+func (a *Agent) retire(ctx context.Context) error {
+	last := a.outcome()
+	if a.options.Retire == nil || last.retired {
+		return nil
+	}
+	if err := a.options.Retire(ctx); err != nil {
+		fault := oneLine(err)
+		a.note(func(o *outcome) { o.retireFault = fault })
+		if fault != last.retireFault {
+			a.options.Log.Error("other datapath not removed, trying again", "error", fault)
+		}
+		return err
+	}
+	a.note(func(o *outcome) { o.retired, o.retireFault = true, "" })
+	return nil
+}
