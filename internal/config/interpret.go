@@ -72,7 +72,7 @@ func (in *interpreter) interval(f field) setting[time.Duration] {
 	if v.kind == null {
 		v.text = ""
 	} else if v.kind != text {
-		in.mismatch(f, `a duration in quotes or with a unit, such as "60s"`)
+		in.mismatch(f, `a duration with a unit, such as "60s"`)
 		return setting[time.Duration]{}
 	}
 	d, err := time.ParseDuration(v.text)

@@ -49,10 +49,15 @@ func load(o Options, r *report) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+	return Result{Config: evaluate(files, o, r), Present: len(files) > 0}, nil
+}
+
+// evaluate is what is pure of load.
+func evaluate(files []source, o Options, r *report) Config {
 	all := make([]settings, 0, len(files))
 	for _, f := range files {
 		in := interpreter{file: f.file, enableIPv6: o.EnableIPv6, report: r}
 		all = append(all, in.settings(decode(f, r)))
 	}
-	return Result{Config: apply(Defaults(o), mergeAll(all, r), r), Present: len(files) > 0}, nil
+	return apply(Defaults(o), mergeAll(all, r), r)
 }

@@ -38,10 +38,6 @@ func parseCIDR(s string) (p netip.Prefix, complaint string) {
 func apply(c Config, s settings, r *report) Config {
 	if s.nonMasquerade.set {
 		c.NonMasqueradeCIDRs = s.nonMasquerade.prefixes()
-		if len(s.nonMasquerade.list) == 0 {
-			r.notice(s.nonMasquerade.place, keyNonMasquerade,
-				"the list is empty: traffic to all destinations but link-local is masqueraded")
-		}
 	}
 	if s.masquerade.set {
 		c.MasqueradeCIDRs = s.masquerade.prefixes()
@@ -58,9 +54,22 @@ func apply(c Config, s settings, r *report) Config {
 	if s.resyncInterval.set {
 		c.ResyncInterval = s.resyncInterval.value
 	}
+	noticeEmpty(c, s, r)
 	checkLimit(c, s, r)
 	checkOverlap(c, s, r)
 	return c
+}
+
+// noticeEmpty is for those who emptied the list in order to masquerade nothing.
+func noticeEmpty(c Config, s settings, r *report) {
+	if !s.nonMasquerade.set || len(s.nonMasquerade.list) > 0 {
+		return
+	}
+	what := "every destination but link-local"
+	if c.MasqLinkLocal {
+		what = "every destination"
+	}
+	r.notice(s.nonMasquerade.place, keyNonMasquerade, "the list is empty: traffic to %s is masqueraded", what)
 }
 
 // checkLimit guards against really bad mistakes, as the classic agent puts it.

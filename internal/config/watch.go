@@ -46,7 +46,10 @@ type Watcher struct {
 // NewWatcher starts to watch. What is read after this and changes then, Run
 // tells. Run must be called, as it also ends the watch.
 func NewWatcher(path string, log *slog.Logger) *Watcher {
-	w := &Watcher{path: filepath.Clean(path), log: log, failed: make(map[string]bool)}
+	if abs, err := filepath.Abs(path); err == nil {
+		path = abs
+	}
+	w := &Watcher{path: path, log: log, failed: make(map[string]bool)}
 	inotify, err := fsnotify.NewWatcher()
 	if err != nil {
 		log.Warn("config is not watched, changes wait for the next resync", "path", w.path, "error", err)
@@ -124,37 +127,61 @@ func (w *Watcher) add(dir string) bool {
 }
 
 // directories are those in which something happens when the content at path
-// changes: the parent (as long as it is missing, the nearest ancestor that
-// exists), path itself if it is a directory, and where links lead to.
+// becomes another one.
 func directories(path string) []string {
-	dirs := map[string]bool{nearest(filepath.Dir(path)): true}
-	files := []string{path}
-	if info, err := os.Stat(path); err == nil && info.IsDir() {
-		dirs[path] = true
-		entries, _ := os.ReadDir(path) //nolint:errcheck // then it has none
+	dirs := make(map[string]bool)
+	if end := resolve(path, dirs); end != "" {
+		dirs[end] = true
+		entries, _ := os.ReadDir(end) //nolint:errcheck // then it has none
 		for _, e := range entries {
 			if strings.HasPrefix(e.Name(), filePrefix) {
-				files = append(files, filepath.Join(path, e.Name()))
+				resolve(filepath.Join(end, e.Name()), dirs)
 			}
-		}
-	}
-	for _, file := range files {
-		if target, err := filepath.EvalSymlinks(file); err == nil && target != file {
-			dirs[filepath.Dir(target)] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(dirs))
 }
 
-func nearest(dir string) string {
-	for {
-		info, err := os.Stat(dir)
-		if parent := filepath.Dir(dir); (err != nil || !info.IsDir()) && parent != dir {
-			dir = parent
-			continue
+// resolve follows path as the kernel does and adds each directory with an entry
+// that could lead elsewhere tomorrow: those with a link, and the one in which
+// the path ends or does not go on. It gives the directory that path leads to,
+// and nothing if it leads to a file or nowhere.
+func resolve(path string, dirs map[string]bool) string {
+	const maxLinks = 40 // as in the kernel (MAXSYMLINKS)
+	dir, rest := "/", split(path)
+	for links := 0; len(rest) > 0; {
+		name := rest[0]
+		next := filepath.Join(dir, name)
+		info, err := os.Lstat(next)
+		switch {
+		case err != nil:
+			dirs[dir] = true
+			return ""
+		case info.Mode()&os.ModeSymlink != 0:
+			dirs[dir] = true
+			target, err := os.Readlink(next)
+			if links++; err != nil || links > maxLinks {
+				return ""
+			}
+			if filepath.IsAbs(target) {
+				dir = "/"
+			}
+			rest = append(split(target), rest[1:]...)
+		case len(rest) == 1 && name != "..":
+			dirs[dir] = true
+			if !info.IsDir() {
+				return ""
+			}
+			return next
+		default:
+			dir, rest = next, rest[1:]
 		}
-		return dir
 	}
+	return dir
+}
+
+func split(path string) []string {
+	return strings.FieldsFunc(path, func(c rune) bool { return c == '/' })
 }
 
 // fingerprint is equal for equal content. The zero value is that of no file.

@@ -3,8 +3,9 @@
 package config
 
 import (
+	"bytes"
 	"encoding/json"
-	"fmt"
+	"errors"
 	"regexp"
 	"slices"
 	"strconv"
@@ -17,7 +18,7 @@ const quoted = yaml.DoubleQuotedStyle | yaml.SingleQuotedStyle | yaml.LiteralSty
 func decodeYAML(src source, r *report) document {
 	doc := document{file: src.file}
 	var root yaml.Node
-	if err := yaml.Unmarshal(src.data, &root); err != nil { // reads one document of several
+	if err := yaml.Unmarshal(firstDocument(src.data), &root); err != nil {
 		line, text := yamlError(err)
 		r.fault(place{src.file, line}, "", "", "%s", text)
 		return doc
@@ -34,6 +35,27 @@ func decodeYAML(src source, r *report) document {
 		r.fault(place{src.file, v.line}, "", v.text, "%s", v.mismatch("keys with values"))
 	}
 	return doc
+}
+
+// firstDocument cuts off what follows the first of several documents. The
+// library reads only that one, but looks far enough ahead to stumble over
+// faults in the next. A marker ends a document wherever it stands at the
+// beginning of a line, even in a quoted scalar (YAML 1.2, c-forbidden).
+func firstDocument(data []byte) []byte {
+	started := false
+	offset := 0
+	for line := range bytes.Lines(data) {
+		text := bytes.TrimRight(bytes.TrimPrefix(line, []byte("\ufeff")), "\r\n")
+		marker := bytes.HasPrefix(text, []byte("---")) && (len(text) == 3 || text[3] == ' ' || text[3] == '\t')
+		if marker && started {
+			return data[:offset]
+		}
+		content := bytes.TrimSpace(text)
+		preface := len(content) == 0 || content[0] == '#' || text[0] == '%' // blank, comment, directive
+		started = started || marker || !preface
+		offset += len(line)
+	}
+	return data
 }
 
 // yamlError takes the line out of the library's message, which has none for
@@ -105,7 +127,7 @@ func mappingsOf(n *yaml.Node) ([]*yaml.Node, error) {
 	}
 	for _, m := range nodes {
 		if m.Kind != yaml.MappingNode {
-			return nil, fmt.Errorf("merging needs a mapping or a list of mappings")
+			return nil, errors.New("yaml: map merge requires map or sequence of maps as the value")
 		}
 	}
 	return nodes, nil
