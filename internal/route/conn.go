@@ -93,18 +93,23 @@ func (c *conn) addresses() ([]address, error) {
 // Routes are not kept: a router may have a million.
 func (c *conn) uses() (map[int]routeUse, error) {
 	uses := map[int]routeUse{}
-	var errs []error
+	var torn error
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		msg := &nl.RtMsg{RtMsg: unix.RtMsg{Family: family}}
-		errs = append(errs, c.dump(unix.RTM_GETROUTE, unix.RTM_NEWROUTE, []nl.NetlinkRequestData{msg},
+		err := c.dump(unix.RTM_GETROUTE, unix.RTM_NEWROUTE, []nl.NetlinkRequestData{msg},
 			func() {},
 			func(m []byte) {
 				if r, ok := decodeRoute(m); ok {
 					r.addTo(uses)
 				}
-			}))
+			})
+		if errors.Is(err, nl.ErrDumpInterrupted) {
+			torn = err
+		} else if err != nil {
+			return nil, listed("routes", err)
+		}
 	}
-	return uses, listed("routes", errors.Join(errs...))
+	return uses, listed("routes", torn)
 }
 
 func listed(what string, err error) error {

@@ -23,12 +23,12 @@ type candidate6 struct {
 
 // score6 has one figure for each rule, in the order of the kernel's
 // IPV6_SADDR_RULE_*. Greater is better, the first difference decides.
-type score6 [9]int
+type score6 [8]int
 
 // select6 is ipv6_dev_get_saddr of net/ipv6/addrconf.c with the kernel's default
 // label table: the candidate with the best score, among equals the first. Rule 1
-// is left out, because packets to the node's own addresses do not leave it.
-// False: no candidates.
+// is left out, because packets to the node's own addresses do not leave it, and
+// rule 4, which is about Mobile IPv6. False: no candidates.
 func select6(candidates []candidate6, dst netip.Addr) (netip.Addr, bool) {
 	var best netip.Addr
 	var high score6
@@ -50,8 +50,7 @@ func (c candidate6) score(dst netip.Addr) score6 {
 	temporary := c.flags&unix.IFA_F_TEMPORARY != 0
 	return score6{
 		scopeDistance(scope6(c.addr), scope6(dst)), // RFC 6724, section 5, rule 2
-		truth(preferred), // rule 3
-		truth(c.flags&unix.IFA_F_HOMEADDRESS != 0),   // rule 4
+		truth(preferred),                             // rule 3
 		truth(c.outgoing),                            // rule 5
 		truth(label6(c.addr) == label6(dst)),         // rule 6
 		truth(temporary == c.sysctl.preferTemporary), // rule 7

@@ -365,12 +365,15 @@ func (t *Tracker) selectUplinks(n node, list bool) ([]int, error) {
 
 // publish makes the snapshot the current one if it says something new.
 func (t *Tracker) publish(s *Snapshot) {
-	if s.Equal(t.current.Load()) {
+	old := t.current.Load()
+	if s.Equal(old) {
 		return
 	}
 	t.current.Store(s)
 	t.log.Info("network", "uplinks", s.String())
-	deliver(t.changed)
+	if old != nil {
+		deliver(t.changed)
+	}
 }
 
 // warnUnmatched tells once of each pattern that has no link.

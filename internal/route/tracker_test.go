@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package route
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestFoundUplinks(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		setup []string
+		want  string
+	}{
+		{"nothing", nil, ""},
+		{"loopback never", []string{"route add 198.51.100.0/24 dev lo", "route add default dev lo"}, ""},
+		{"tun with a subnet", []string{"tuntap add t0 mode tun", "link set t0 up", "addr add 192.0.2.1/24 dev t0"}, "t0"},
+		{"link that is down", []string{"tuntap add t0 mode tun", "addr add 192.0.2.1/24 dev t0"}, ""},
+		{"link without route", []string{"tuntap add t0 mode tun", "link set t0 up"}, ""},
+		{"address without subnet", []string{"tuntap add t0 mode tun", "link set t0 up", "addr add 192.0.2.1/32 dev t0"}, ""},
+		{"IPv6 subnet", []string{"tuntap add t0 mode tun", "link set t0 up", "addr add 2001:db8::1/64 dev t0"}, "t0"},
+		{"route in another table", []string{"tuntap add t0 mode tun", "link set t0 up", "route add 198.51.100.0/24 dev t0 table 1234"}, "t0"},
+		{"unreachable and blackhole routes", []string{"tuntap add t0 mode tun", "link set t0 up", "route add unreachable 198.51.100.0/24", "route add blackhole default"}, ""},
+		{"veth with a subnet leads to a pod", []string{"link add v0 type veth peer v1", "link set v0 up", "link set v1 up", "addr add 10.1.0.1/24 dev v0", "route add 10.2.0.1/32 dev v0"}, ""},
+		{"veth with a default route", []string{"link add v0 type veth peer v1", "link set v0 up", "link set v1 up", "route add default dev v0"}, "v0"},
+		{"veth with an IPv6 default route", []string{"link add v0 type veth peer v1", "link set v0 up", "link set v1 up", "route add ::/0 dev v0"}, "v0"},
+		{"veth with a gateway", []string{"link add v0 type veth peer v1", "link set v0 up", "link set v1 up", "addr add 10.1.0.1/24 dev v0", "route add 198.51.100.0/24 via 10.1.0.2"}, "v0"},
+		{"veth with an IPv6 gateway for IPv4", []string{"link add v0 type veth peer v1", "link set v0 up", "link set v1 up", "route add 198.51.100.0/24 via inet6 fe80::1 dev v0"}, "v0"},
+		{"veth with one hop of several", []string{
+			"link add v0 type veth peer v1", "link set v0 up", "link set v1 up",
+			"link add w0 type veth peer w1", "link set w0 up", "link set w1 up",
+			"addr add 10.1.0.1/24 dev v0", "addr add 10.2.0.1/24 dev w1",
+			"route add 198.51.100.0/24 nexthop via 10.1.0.2 nexthop via 10.2.0.2",
+		}, "v0 w1"},
+		{"bridge of pods", []string{"link add br0 type bridge", "link set br0 up", "addr add 10.1.0.1/24 dev br0"}, ""},
+		{"bridge with a default route, but not its port", []string{
+			"link add br0 type bridge", "link set br0 up", "addr add 10.1.0.1/24 dev br0", "route add default via 10.1.0.2",
+			"link add v0 type veth peer v1", "link set v0 up", "link set v1 up", "route add 198.51.100.0/24 via 10.1.0.2 dev v0 onlink",
+			"link set v0 master br0",
+		}, "br0"},
+		{"macvlan", []string{"link add v0 type veth peer v1", "link set v0 up", "link set v1 up", "link add link v0 name m0 type macvlan", "link set m0 up", "addr add 10.1.0.1/24 dev m0"}, "m0"},
+		{"routes of nexthop objects", []string{
+			"link add v0 type veth peer v1", "link set v0 up", "link set v1 up", "addr add 10.1.0.1/24 dev v0",
+			"nexthop add id 7 via 10.1.0.2 dev v0", "route add 198.51.100.0/24 nhid 7",
+		}, "v0"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			enterNamespace(t)
+			// From a listing, and from events alone.
+			after := track(t, Options{})
+			ip(t, append([]string{"link set lo up"}, tt.setup...)...)
+			before := newTracker(t, Options{})
+			if got := names(before.Snapshot()); got != tt.want {
+				t.Errorf("listed: %q, want %q", got, tt.want)
+			}
+			barrier(t, after)
+			if got := names(after.Snapshot()); got != tt.want {
+				t.Errorf("followed: %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestServedLinkStaysServed(t *testing.T) {
+	enterNamespace(t)
+	ip(t, "tuntap add t0 mode tun", "link set t0 up", "addr add 192.0.2.1/24 dev t0", "addr add 2001:db8::1/64 dev t0")
+	tr := track(t, Options{})
+	if got, want := tr.Snapshot().String(), "t0 192.0.2.1 2001:db8::1, 2 addresses"; got != want {
+		t.Fatalf("at first %s, want %s", got, want)
+	}
+	for _, step := range []struct{ do, want string }{
+		{"addr del 192.0.2.1/24 dev t0", "t0 2001:db8::1, 1 addresses"},
+		{"addr del 2001:db8::1/64 dev t0", "t0 without address, 0 addresses"},
+		{"addr add 192.0.2.2/24 dev t0", "t0 192.0.2.2, 1 addresses"},
+		{"link set t0 down", "t0 down, 1 addresses"},
+		{"link set t0 name uplink", "uplink down, 1 addresses"},
+		{"link set uplink up", "uplink 192.0.2.2, 1 addresses"},
+		{"route flush dev uplink", "uplink 192.0.2.2, 1 addresses"},
+		{"link del uplink", "0 addresses"},
+		{"tuntap add t0 mode tun", "0 addresses"},
+	} {
+		ip(t, step.do)
+		await(t, tr, step.want, func(s *Snapshot) bool { return s.String() == step.want })
+	}
+}
+
+func TestBridgePortFallsOutOfService(t *testing.T) {
+	enterNamespace(t)
+	ip(t, "link add v0 type veth peer v1", "link set v0 up", "link set v1 up", "route add default dev v0", "link add br0 type bridge", "link set br0 up")
+	tr := track(t, Options{})
+	for _, step := range []struct{ do, want string }{
+		{"link set v0 master br0", ""},
+		{"link set v0 nomaster", "v0"},
+	} {
+		ip(t, step.do)
+		await(t, tr, step.do, named(step.want))
+	}
+}
+
+// When a link goes down the kernel drops its IPv4 routes without a word. They
+// must not count when it comes back.
+func TestNoUplinkOnOldEvidence(t *testing.T) {
+	enterNamespace(t)
+	ip(t, "link add v0 type veth peer v1", "link set v1 up", "link set v0 up", "link add br0 type bridge",
+		"link set v0 master br0", "route add default dev v0")
+	tr := track(t, Options{})
+	ip(t, "link set v0 down", "link set v0 nomaster", "link set v0 up")
+	barrier(t, tr)
+	if got := names(tr.Snapshot()); got != "" {
+		t.Errorf("uplinks %q, want none", got)
+	}
+}
+
+func TestNamedUplinks(t *testing.T) {
+	enterNamespace(t)
+	log := newRecord()
+	tr := track(t, Options{Interfaces: []string{"t0", "v[0-9]", "lo", "absent*"}, Log: log.logger()})
+	if got := log.all("no such uplink"); len(got) != 4 {
+		t.Errorf("warnings at first: %q, want 4", got)
+	}
+	ip(t, "link add v0 type veth peer v1", "link add vx type veth peer vy", "tuntap add t0 mode tun", "tuntap add t1 mode tun",
+		"link set t1 up", "route add default dev t1")
+	await(t, tr, "the named ones", named("v1 v0 t0"))
+	ip(t, "link set v1 name other")
+	await(t, tr, "one less", named("v0 t0"))
+	ip(t, "link del t0")
+	await(t, tr, "two less", named("v0"))
+	barrier(t, tr)
+	if got := log.all("no such uplink"); len(got) != 1 || !strings.Contains(got[0], "interface=t0") {
+		t.Errorf("later warnings: %q, want one, of t0", got)
+	}
+}
+
+func TestMalformedGlob(t *testing.T) {
+	if _, err := NewTracker(Options{Interfaces: []string{"eth0", "eth["}}); err == nil || !strings.Contains(err.Error(), "eth[") {
+		t.Errorf("error %v, want one that names the glob", err)
+	}
+}
+
+func TestLinkHeader(t *testing.T) {
+	enterNamespace(t)
+	ip(t, "tuntap add t0 mode tun", "tuntap add t1 mode tap", "link set t0 up", "link set t1 up", "link set t1 address 02:00:00:00:00:01")
+	s := newTracker(t, Options{Interfaces: []string{"*"}}).Snapshot()
+	if u := uplink(t, s, "t0"); u.HeaderLen != 0 || u.MAC != nil || !u.Up {
+		t.Errorf("tun: %d bytes, MAC %v, up %v", u.HeaderLen, u.MAC, u.Up)
+	}
+	if u := uplink(t, s, "t1"); u.HeaderLen != 14 || u.MAC.String() != "02:00:00:00:00:01" {
+		t.Errorf("tap: %d bytes, MAC %v", u.HeaderLen, u.MAC)
+	}
+}
+
+func TestAddresses(t *testing.T) {
+	enterNamespace(t)
+	ip(t, "tuntap add t0 mode tun", "link set t0 up",
+		"addr add 192.0.2.2/24 dev t0", "addr add 192.0.2.1/24 dev t0", // the second one is secondary
+		"addr add 10.0.0.1 peer 10.0.0.2/32 dev t0", "addr add 169.254.1.1/32 dev lo",
+		"addr add 2001:db8::1/64 dev t0", "addr add fe80::1/64 dev t0",
+		"addr add fd00::1/128 dev lo", "addr add fd00::1/128 dev t0")
+	got := fmt.Sprint(newTracker(t, Options{}).Snapshot().Addresses)
+	if want := "[10.0.0.1 169.254.1.1 192.0.2.1 192.0.2.2 2001:db8::1 fd00::1]"; got != want {
+		t.Errorf("addresses %s, want %s", got, want)
+	}
+}
+
+func TestLostEvents(t *testing.T) {
+	enterNamespace(t)
+	log := newRecord()
+	tr := newTracker(t, Options{Log: log.logger()})
+	if err := tr.events.SetReceiveBufferSize(1, false); err != nil {
+		t.Fatal(err)
+	}
+	ip(t, "tuntap add t0 mode tun", "tuntap add t1 mode tun", "tuntap add t2 mode tun", "tuntap add t3 mode tun",
+		"link set t3 up", "addr add 192.0.2.1/24 dev t3")
+	run(t, tr)
+	await(t, tr, "t3", named("t3"))
+	if log.all("events lost") == nil {
+		t.Error("no event was lost, so this tests nothing")
+	}
+	ip(t, "link del t3")
+	await(t, tr, "no uplink", named(""))
+}
+
+func TestPodsComeAndGo(t *testing.T) {
+	const pods = 500
+	enterNamespace(t)
+	ip(t, "tuntap add t0 mode tun", "link set t0 up", "addr add 192.0.2.1/24 dev t0")
+	tr := track(t, Options{})
+	var lines []string
+	for i := range pods {
+		lines = append(lines,
+			fmt.Sprintf("link add pod%d group 7 type veth peer eth%d", i, i),
+			fmt.Sprintf("link set pod%d up", i), fmt.Sprintf("link set eth%d up", i),
+			fmt.Sprintf("route add 10.1.%d.%d/32 dev pod%d", i/256, i%256, i))
+	}
+	ip(t, append(lines, "link del group 7")...)
+	select {
+	case <-tr.Changed():
+		t.Errorf("a change: %s", tr.Snapshot())
+	default:
+	}
+	barrier(t, tr)
+	<-tr.Changed()
+	select {
+	case <-tr.Changed():
+		t.Error("more than one change")
+	default:
+	}
+	if got, want := tr.Snapshot().String(), "t0 192.0.2.1, 2 addresses"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func TestSettle(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		events int // as many, 10 ms apart
+		want   time.Duration
+	}{
+		{"one event", 0, quietTime},
+		{"a burst", 5, 50*time.Millisecond + quietTime},
+		{"a stream that never ends", 1000, maxDelay},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				wake := make(chan struct{}, 1)
+				go func() {
+					for range tt.events {
+						time.Sleep(10 * time.Millisecond)
+						if ctx.Err() != nil {
+							return
+						}
+						deliver(wake)
+					}
+				}()
+				start := time.Now()
+				settle(ctx, wake)
+				if got := time.Since(start); got != tt.want {
+					t.Errorf("settled after %v, want %v", got, tt.want)
+				}
+				cancel()
+				time.Sleep(10 * time.Millisecond)
+			})
+		})
+	}
+}
+
+func TestPath(t *testing.T) {
+	enterNamespace(t)
+	sysctl(t, "net/ipv4/ip_forward", "1")
+	ip(t, "tuntap add t0 mode tun", "link set t0 up", "addr add 192.0.2.1/24 dev t0", "addr add 2001:db8::1/64 dev t0",
+		"tuntap add t1 mode tun", "link set t1 up", "addr add 198.51.100.1/24 dev t1",
+		"link add v0 type veth peer v1", "link set v0 up", "link set v1 up", "route add 10.1.0.2/32 dev v0",
+		"route add default via 192.0.2.254", "route add ::/0 via 2001:db8::fe",
+		"route add 203.0.113.0/24 via inet6 2001:db8::fe dev t0",
+		"route add prohibit 203.0.113.128/25",
+		"rule add iif v0 lookup 100", "route add default via 198.51.100.254 table 100")
+	tr := newTracker(t, Options{})
+	for _, tt := range []struct{ name, dst, src, want string }{
+		{"gateway", "8.8.8.8", "", "t0 192.0.2.254"},
+		{"on the link", "192.0.2.7", "", "t0 192.0.2.7"},
+		{"own address", "198.51.100.1", "", "local"},
+		{"loopback", "127.0.0.1", "", "local"},
+		{"own address as source", "8.8.8.8", "198.51.100.1", "t0 192.0.2.254"},
+		{"pod's address as source", "8.8.8.8", "10.1.0.2", "t1 198.51.100.254"},
+		{"source of the other family", "8.8.8.8", "2001:db8::1", "t0 192.0.2.254"},
+		{"IPv6", "2001:4860::8888", "", "t0 2001:db8::fe"},
+		{"own IPv6 address", "2001:db8::1", "", "local"},
+		{"IPv6 with a foreign source", "2001:4860::8888", "fd00::7", "t0 2001:db8::fe"},
+		{"IPv4 via IPv6", "203.0.113.1", "", "t0 2001:db8::fe"},
+		{"prohibited", "203.0.113.129", "", "find route to 203.0.113.129: permission denied"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var src netip.Addr
+			if tt.src != "" {
+				src = netip.MustParseAddr(tt.src)
+			}
+			p, err := tr.Path(netip.MustParseAddr(tt.dst), src)
+			got := p.LinkName + " " + p.NextHop.String()
+			if p.Local {
+				got = "local"
+			}
+			if err != nil {
+				got = err.Error()
+			}
+			if got != tt.want {
+				t.Errorf("got %s, want %s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestMasqueradeByPath(t *testing.T) {
+	enterNamespace(t)
+	ip(t, "tuntap add t0 mode tun", "link set t0 up",
+		"addr add 192.0.2.1/24 dev t0", "addr add 198.51.100.1/24 dev t0", "addr add 2001:db8::1/64 dev t0",
+		"route add default via 198.51.100.254", "route add 203.0.113.0/24 via inet6 2001:db8::fe dev t0",
+		"route add ::/0 via 2001:db8::fe",
+		"link add v0 type veth peer v1", "link set v0 up", "link set v1 up", "route add 10.1.0.2/32 dev v0")
+	tr := newTracker(t, Options{})
+	for dst, want := range map[string]string{
+		"8.8.8.8":         "198.51.100.1", // by its gateway
+		"192.0.2.9":       "192.0.2.1",
+		"203.0.113.9":     "192.0.2.1", // by itself, and in no subnet
+		"10.1.0.2":        "none",      // through no uplink
+		"2001:4860::8888": "2001:db8::1",
+		"192.0.2.1":       "none", // local
+	} {
+		p, err := tr.Path(netip.MustParseAddr(dst), netip.Addr{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := "none"
+		if a, ok := tr.Snapshot().Masquerade(p, netip.MustParseAddr(dst)); ok {
+			got = a.String()
+		}
+		if got != want {
+			t.Errorf("to %s: %s, want %s", dst, got, want)
+		}
+	}
+}
