@@ -103,6 +103,23 @@ func TestBadConfigKeepsTheLastGoodOneEnforcedAndHealed(t *testing.T) {
 	})
 }
 
+// A turn may fall between the two steps of a writer that empties the file first.
+func TestHalfWrittenConfigIsNotTaken(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bench) {
+		b.put(`nonMasqueradeCIDRs: [203.0.113.0/24]`)
+		b.start()
+		b.log.take()
+		time.Sleep(time.Second)
+		b.put()
+		b.network.changed <- struct{}{}
+		time.Sleep(settleTime / 2)
+		b.put(`nonMasqueradeCIDRs: [198.51.100.0/24]`)
+		b.settle()
+		b.wantKeeps("198.51.100.0/24")
+		b.wantLog(`level=INFO msg="config changed" source=FILE non_masquerade_cidrs_added=198.51.100.0/24 non_masquerade_cidrs_removed=203.0.113.0/24`)
+	})
+}
+
 func TestBadConfigAtFirstStartEnforcesTheDefaults(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bench) {
 		b.put(`resyncInterval: 0s`)

@@ -224,7 +224,7 @@ func (b *bench) rewrite(lines ...string) {
 }
 
 // settle lets a triggered turn be made.
-func (b *bench) settle() { time.Sleep(minGap); synctest.Wait() }
+func (b *bench) settle() { time.Sleep(minGap + settleTime); synctest.Wait() }
 
 func (b *bench) wantKeeps(want string) {
 	b.t.Helper()

@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -21,6 +22,7 @@ import (
 type settings struct {
 	options config.Options
 	log     *slog.Logger
+	last    *reading // nil: none yet
 
 	mu      sync.Mutex
 	current view
@@ -52,15 +54,52 @@ func (s *settings) view() view {
 	return s.current
 }
 
-// reload reads the file. A refused one changes nothing but the fault.
-func (s *settings) reload() view {
-	result, err := config.Load(s.options)
+// settleTime is how long a change of the config must stand before it counts.
+// Who writes a file in place empties it first, and an empty file has a meaning.
+const settleTime = 50 * time.Millisecond
+
+// reading is what reading the file gave.
+type reading struct {
+	result config.Result
+	fault  error
+}
+
+func (r reading) equal(o reading) bool {
+	if r.fault != nil || o.fault != nil {
+		return r.fault != nil && o.fault != nil && r.fault.Error() == o.fault.Error()
+	}
+	return reflect.DeepEqual(r.result, o.result)
+}
+
+// read reads the file until it says the same twice where it says something new.
+func (s *settings) read(ctx context.Context) reading {
+	read := func() reading {
+		result, err := config.Load(s.options)
+		return reading{result: result, fault: err}
+	}
+	now := read()
+	for try := 0; s.last != nil && !now.equal(*s.last) && try < 3; try++ {
+		sleep(ctx, settleTime)
+		again := read()
+		if again.equal(now) {
+			break
+		}
+		now = again
+	}
+	s.last = &now
+	return now
+}
+
+// reload reads the file. A refused one changes nothing but the fault. It is
+// called by one goroutine.
+func (s *settings) reload(ctx context.Context) view {
+	now := s.read(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err != nil {
-		s.refuse(err)
+	if now.fault != nil {
+		s.refuse(now.fault)
 	} else {
-		s.accept(result)
+		s.accept(now.result)
 	}
 	return s.current
 }

@@ -39,7 +39,7 @@ func (a *Agent) note(change func(*outcome)) {
 // turn is one round of the loop. It gives the interval to the next one.
 func (a *Agent) turn(ctx context.Context) (time.Duration, error) {
 	a.beat.expect(syncTimeout)
-	now := a.settings.reload()
+	now := a.settings.reload(ctx)
 	interval := now.config.ResyncInterval
 	defer a.beat.expect(interval)
 
