@@ -25,8 +25,8 @@ install_missing() {
 	((EUID == 0)) || die "please install (or run as root): ${missing[*]}"
 	say "installing ${missing[*]}"
 	export DEBIAN_FRONTEND=noninteractive
-	apt-get -qq update >&2
-	apt-get -qq install -y --no-install-recommends "${missing[@]}" >&2 </dev/null
+	apt-get -qq update >/dev/null
+	apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null </dev/null
 }
 
 # pack DIR prints DIR as an initramfs, uncompressed, because a guest boots
