@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+
+	"ip-masq-agent/internal/api"
+	"ip-masq-agent/internal/portrange"
+	"ip-masq-agent/internal/prefix"
+	"ip-masq-agent/internal/route"
+)
+
+// levelRules is --v=2: the rules themselves.
+const levelRules = slog.LevelInfo - 2
+
+// Options say what the datapath makes.
+type Options struct {
+	Chain       string            // in nat; see ValidateChain
+	IPv6        bool              // IPv6 too
+	RandomFully bool              // random source ports, where iptables can
+	ToPorts     []portrange.Range // of TCP, UDP and SCTP; empty: the kernel's choice
+	DropInvalid bool              // see InvalidChain
+	Log         *slog.Logger
+}
+
+// Datapath translates by iptables rules. It satisfies agent.Datapath.
+type Datapath struct {
+	options Options
+	log     *slog.Logger
+	changed chan struct{}
+	watch   *watcher // nil: nothing tells of changes
+
+	// Only Sync and Plan use these.
+	random   map[family]bool     // whether --random-fully is to be written
+	done     map[string][]string // by family and table: what the last Sync was to write
+	settled  bool                // leftovers of earlier runs are gone
+	surveyed map[family]survey
+
+	mutex    sync.Mutex // guards what follows, which Status and Stats read
+	mode     mode
+	backend  api.Backend
+	network  *route.Snapshot
+	warnings map[family][]warning
+	repairs  uint64
+	counters *counters
+}
+
+// New chooses the backend and starts to watch it. It changes nothing. The
+// context of the calls is the calling thread's network namespace, in which Sync
+// must be called, too.
+func New(options Options) (*Datapath, error) {
+	if err := ValidateChain(options.Chain); err != nil {
+		return nil, err
+	}
+	d := &Datapath{
+		options:  options,
+		log:      options.Log,
+		changed:  make(chan struct{}, 1),
+		done:     make(map[string][]string),
+		surveyed: make(map[family]survey),
+		warnings: make(map[family][]warning),
+	}
+	if err := d.chooseBackend(context.Background()); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// Name is the value of --datapath that selects this datapath.
+func (d *Datapath) Name() string { return "iptables" }
+
+func (d *Datapath) chooseBackend(ctx context.Context) error {
+	m, backend, err := choose(ctx, d.newTool)
+	if err != nil {
+		return err
+	}
+	random, counters, err := probe(m, d.options)
+	if err != nil {
+		return err
+	}
+	if m == nft && d.watch == nil {
+		// Without it the next interval heals: no reason to go without translation.
+		if d.watch, err = newWatcher(d.watched(), d.changed); err != nil {
+			d.log.Warn("what others change in the rules is seen only at the next interval", "error", err)
+		}
+	}
+	d.log.Info("iptables backend chosen", "backend", backend.Name, "reason", backend.Reason)
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	d.mode, d.backend, d.random, d.counters = m, backend, random, counters
+	return nil
+}
+
+func (d *Datapath) newTool(m mode, f family) tool {
+	return tool{mode: m, family: f, timeout: commandTimeout, started: d.watch.ignore}
+}
+
+func (d *Datapath) families() []family {
+	if d.options.IPv6 {
+		return families()
+	}
+	return []family{ipv4}
+}
+
+// chains are what the kernel should hold for a family.
+func (d *Datapath) chains(f family, policy *prefix.Policy, network *route.Snapshot) []chain {
+	entries := policy.Rules(f == ipv6)
+	all := []chain{natChain(d.options.Chain, entries, d.options.ToPorts, d.random[f])}
+	if d.options.DropInvalid {
+		all = append(all, invalidChain(entries, network))
+	}
+	return all
+}
+
+// Plan is the restore text of what Sync would bring about, whatever is there
+// now. It touches nothing.
+func (d *Datapath) Plan(policy *prefix.Policy, network *route.Snapshot) (string, error) {
+	var text strings.Builder
+	for _, f := range d.families() {
+		fmt.Fprintf(&text, "# %s --noflush\n", d.newTool(d.mode, f).program("-restore"))
+		for _, c := range d.chains(f, policy, network) {
+			text.WriteString(transaction(c.table, c.text()))
+		}
+	}
+	return text.String(), nil
+}
+
+// Sync makes the kernel hold the chains and nothing of earlier runs beside
+// them. One family's failure does not keep the other from being served.
+func (d *Datapath) Sync(ctx context.Context, policy *prefix.Policy, network *route.Snapshot) error {
+	d.mutex.Lock()
+	d.network = network
+	d.mutex.Unlock()
+	err := d.syncFamilies(ctx, policy, network)
+	if err != nil && d.switchBackend(ctx, err) {
+		err = d.syncFamilies(ctx, policy, network)
+	}
+	if err == nil && !d.settled {
+		d.settled = true
+		d.settle(ctx)
+	}
+	return err
+}
+
+func (d *Datapath) syncFamilies(ctx context.Context, policy *prefix.Policy, network *route.Snapshot) error {
+	var errs []error
+	for _, f := range d.families() {
+		t := d.newTool(d.mode, f)
+		for _, c := range d.chains(f, policy, network) {
+			if err := d.syncChain(ctx, t, c); err != nil {
+				errs = append(errs, fmt.Errorf("sync %s rules: %w", f, err))
+			}
+		}
+		d.lookAround(ctx, t)
+	}
+	return errors.Join(errs...)
+}
+
+func (d *Datapath) syncChain(ctx context.Context, t tool, c chain) error {
+	now, err := t.read(ctx, c)
+	if err != nil {
+		return err
+	}
+	key := t.family.String() + " " + c.table
+	repair := slices.Equal(d.done[key], c.text())
+	d.surveyOn(t, c, now)
+	do := c.difference(now)
+	if do.empty() {
+		d.done[key] = c.text()
+		return nil
+	}
+	if err := d.writeCounted(ctx, t, c, do); err != nil {
+		return err
+	}
+	d.done[key] = c.text()
+	if repair {
+		d.mutex.Lock()
+		d.repairs++
+		d.mutex.Unlock()
+	}
+	d.log.Info("iptables rules written", "family", t.family.String(), "table", c.table, "chain", c.name,
+		"rules", len(c.rules), "reason", do.reason, "repair", repair)
+	d.log.Log(ctx, levelRules, "iptables rules", "text", transaction(c.table, do.lines))
+	return nil
+}
+
+// switchBackend looks for a backend anew where the one in use is gone.
+func (d *Datapath) switchBackend(ctx context.Context, cause error) bool {
+	if !errors.Is(cause, exec.ErrNotFound) && !isUnsupported(cause) {
+		return false
+	}
+	before := d.mode
+	return d.chooseBackend(ctx) == nil && d.mode != before
+}
+
+// Changed delivers when somebody else changed the rules. Only nft tells.
+func (d *Datapath) Changed() <-chan struct{} { return d.changed }
+
+// Translations are none: the kernel translates, and conntrack lists its flows.
+func (d *Datapath) Translations() ([]api.Translation, error) { return nil, nil }
+
+// Close stops watching. The rules stay.
+func (d *Datapath) Close() error { return d.watch.close() }
