@@ -1,5 +1,5 @@
-// go:build ignore
-//  SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+//go:build ignore
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 
 /*
  * The source NAT of the eBPF datapath: one program for each direction of an

@@ -113,6 +113,7 @@ enum uplink_flag {
 	UPLINK_ONE_V4 = 1, /* addr_v4 goes with every next hop */
 	UPLINK_ONE_V6 = 2, /* addr_v6 goes with every destination */
 	UPLINK_ETHERNET = 4, /* frames carry a source MAC to compare */
+	UPLINK_QDISC = 8, /* the agent made the clsact qdisc, and removes it */
 };
 
 enum node_address {

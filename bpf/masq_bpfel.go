@@ -319,6 +319,7 @@ const (
 	MasqUplinkFlagUPLINK_ONE_V4   MasqUplinkFlag = 1
 	MasqUplinkFlagUPLINK_ONE_V6   MasqUplinkFlag = 2
 	MasqUplinkFlagUPLINK_ETHERNET MasqUplinkFlag = 4
+	MasqUplinkFlagUPLINK_QDISC    MasqUplinkFlag = 8
 )
 
 type MasqVerdict uint32

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"ip-masq-agent/bpf"
+)
+
+// direction is one of a link's two hooks.
+type direction struct {
+	program string // its name in the object, and of the filter
+	suffix  string // of its pin
+	tcx     ebpf.AttachType
+	parent  uint32 // of the filter
+}
+
+// directions has ingress first: replies must find their way back before the
+// first packet is translated.
+func directions() []direction {
+	return []direction{
+		{bpf.MasqProgMasqIngress, "ingress", ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS},
+		{bpf.MasqProgMasqEgress, "egress", ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS},
+	}
+}
+
+// hook is an attached program: by a TCX link, or by a filter, which needs no
+// handle.
+type hook struct {
+	tcx link.Link
+}
+
+func (h *hook) kind() string {
+	if h.tcx != nil {
+		return "tcx"
+	}
+	return "tc"
+}
+
+func (h *hook) close() error {
+	if h.tcx == nil {
+		return nil
+	}
+	return h.tcx.Close()
+}
+
+// attachTo loads the programs for a link and makes them run there, in place of
+// those of an agent before us.
+func (d *Datapath) attachTo(u *uplink) error {
+	var names []string
+	for _, dir := range directions() {
+		names = append(names, dir.program)
+	}
+	programs, err := loadPrograms(d.spec, d.maps, d.constants(u.slot), names...)
+	if err != nil {
+		return err
+	}
+	u.programs = programs
+	for _, dir := range directions() {
+		h, err := attachTCX(d.opts.PinPath, u, dir)
+		if errors.Is(err, ebpf.ErrNotSupported) {
+			h, err = d.attachFilter(u, dir)
+		}
+		if err != nil {
+			return fmt.Errorf("attach %s: %w", dir.program, err)
+		}
+		u.hooks = append(u.hooks, h)
+	}
+	return nil
+}
+
+func linkPin(pinPath string, ifindex int, dir direction) string {
+	return filepath.Join(pinPath, linksDir, fmt.Sprintf("%d_%s", ifindex, dir.suffix))
+}
+
+// attachTCX puts the program at the head of the link's chain: a program before
+// ours that ends the chain would make pod addresses leak and replies get lost.
+// ErrNotSupported: the kernel has no TCX.
+func attachTCX(pinPath string, u *uplink, dir direction) (*hook, error) {
+	program, pin := u.programs[dir.program], linkPin(pinPath, u.Index, dir)
+	if updated, err := updateTCX(pin, u.Index, program); err != nil || updated != nil {
+		return updated, err
+	}
+	attached, err := link.AttachTCX(link.TCXOptions{
+		Interface: u.Index, Program: program, Attach: dir.tcx, Anchor: link.Head(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := attached.Pin(pin); err != nil {
+		return nil, errors.Join(fmt.Errorf("pin: %w", err), attached.Close())
+	}
+	return &hook{tcx: attached}, nil
+}
+
+// updateTCX replaces the program of a pinned link, so that not one packet goes
+// without. It returns nil if there is no link, or one of a device that is gone.
+func updateTCX(pin string, ifindex int, program *ebpf.Program) (*hook, error) {
+	pinned, err := link.LoadPinnedLink(pin, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open pinned link: %w", err)
+	}
+	info, err := pinned.Info()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("look at pinned link: %w", err), pinned.Close())
+	}
+	if tcx := info.TCX(); tcx == nil || int(tcx.Ifindex) != ifindex {
+		return nil, errors.Join(pinned.Unpin(), pinned.Close())
+	}
+	if err := pinned.Update(program); err != nil {
+		return nil, errors.Join(fmt.Errorf("replace program: %w", err), pinned.Close())
+	}
+	return &hook{tcx: pinned}, nil
+}
+
+// filterHandle marks our filters together with their names.
+const filterHandle = 0x6d617371 // "masq"
+
+// attachFilter is for kernels before TCX (6.6): a filter of the first
+// preference on the clsact qdisc, replaced in place.
+func (d *Datapath) attachFilter(u *uplink, dir direction) (*hook, error) {
+	if err := d.ensureClsact(u); err != nil {
+		return nil, err
+	}
+	if err := netlink.FilterReplace(filter(u.Index, dir, u.programs[dir.program].FD())); err != nil {
+		return nil, fmt.Errorf("replace filter: %w", err)
+	}
+	return &hook{}, nil
+}
+
+func filter(ifindex int, dir direction, fd int) *netlink.BpfFilter {
+	return &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: ifindex, Parent: dir.parent, Handle: filterHandle,
+			Protocol: unix.ETH_P_ALL, Priority: 1,
+		},
+		Fd: fd, Name: dir.program, DirectAction: true,
+	}
+}
+
+// ensureClsact adds the qdisc if the link has none, and notes that it did.
+func (d *Datapath) ensureClsact(u *uplink) error {
+	err := netlink.QdiscAdd(clsact(u.Index))
+	if errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("add clsact qdisc: %w", err)
+	}
+	u.value.Flags |= uint8(bpf.MasqUplinkFlagUPLINK_QDISC)
+	return d.writeUplink(u)
+}
+
+func clsact(ifindex int) *netlink.GenericQdisc {
+	return &netlink.GenericQdisc{
+		QdiscAttrs: netlink.QdiscAttrs{
+			LinkIndex: ifindex, Parent: netlink.HANDLE_CLSACT,
+			Handle: netlink.MakeHandle(0xffff, 0),
+		},
+		QdiscType: "clsact",
+	}
+}
+
+// detach takes our programs from a link, egress first: nothing may be
+// translated whose reply would not find its way back.
+func detach(pinPath string, value bpf.MasqUplink) error {
+	ifindex := int(value.Ifindex)
+	for i := range directions() {
+		dir := directions()[len(directions())-1-i]
+		if err := os.Remove(linkPin(pinPath, ifindex, dir)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("unpin %s: %w", dir.program, err)
+		}
+		if err := removeFilter(ifindex, dir); err != nil {
+			return err
+		}
+	}
+	if value.Flags&uint8(bpf.MasqUplinkFlagUPLINK_QDISC) == 0 {
+		return nil
+	}
+	return removeClsact(ifindex)
+}
+
+// removeFilter deletes our filter from a link, if both are there.
+func removeFilter(ifindex int, dir direction) error {
+	filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}, dir.parent)
+	if isGone(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("list filters: %w", err)
+	}
+	for _, f := range filters {
+		ours, ok := f.(*netlink.BpfFilter)
+		if !ok || ours.Name != dir.program || ours.Attrs().Handle != filterHandle {
+			continue
+		}
+		if err := netlink.FilterDel(f); err != nil && !isGone(err) {
+			return fmt.Errorf("delete filter %s: %w", dir.program, err)
+		}
+	}
+	return nil
+}
+
+// removeClsact deletes the qdisc that we made, unless somebody uses it too.
+func removeClsact(ifindex int) error {
+	for _, dir := range directions() {
+		filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}, dir.parent)
+		if isGone(err) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("list filters: %w", err)
+		}
+		if len(filters) > 0 {
+			return nil
+		}
+	}
+	if err := netlink.QdiscDel(clsact(ifindex)); err != nil && !isGone(err) {
+		return fmt.Errorf("delete clsact qdisc: %w", err)
+	}
+	return nil
+}
+
+// isGone reports whether the link or the qdisc is not there any more.
+func isGone(err error) bool {
+	return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL)
+}

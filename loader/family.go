@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"ip-masq-agent/bpf"
+)
+
+// family is what one IP version has of maps and programs.
+type family struct {
+	is6       bool
+	flows     *ebpf.Map
+	reverse   *ebpf.Map
+	nonmasq   *ebpf.Map
+	draining  *ebpf.Map
+	addresses *ebpf.Map
+	node      *ebpf.Map
+	sweep     *ebpf.Program
+}
+
+// newFamilies gives the families that are translated, IPv4 first.
+func newFamilies(spec *ebpf.CollectionSpec, m *maps, ipv6 bool) ([]*family, error) {
+	families := []*family{{
+		flows: m.FlowsV4, reverse: m.ReverseV4, nonmasq: m.NonmasqV4,
+		draining: m.DrainingV4, addresses: m.AddressesV4, node: m.NodeV4,
+	}}
+	names := []string{bpf.MasqProgSweepV4}
+	if ipv6 {
+		families = append(families, &family{
+			is6: true, flows: m.FlowsV6, reverse: m.ReverseV6, nonmasq: m.NonmasqV6,
+			draining: m.DrainingV6, addresses: m.AddressesV6, node: m.NodeV6,
+		})
+		names = append(names, bpf.MasqProgSweepV6)
+	}
+	for i, f := range families {
+		programs, err := loadPrograms(spec, m, nil, names[i])
+		if err != nil {
+			return nil, err
+		}
+		f.sweep = programs[names[i]]
+	}
+	return families, nil
+}
+
+func (f *family) String() string {
+	if f.is6 {
+		return "IPv6"
+	}
+	return "IPv4"
+}
+
+// has reports whether a is of the family.
+func (f *family) has(a netip.Addr) bool { return a.Is6() == f.is6 }
+
+// cidrKey is a prefix as a key of the tries.
+func cidrKey(p netip.Prefix) any {
+	if p.Addr().Is4() {
+		return bpf.MasqCidrV4{Prefixlen: uint32(p.Bits()), Addr: p.Addr().As4()}
+	}
+	return bpf.MasqCidrV6{Prefixlen: uint32(p.Bits()), Addr: p.Addr().As16()}
+}
+
+// eachCIDR visits the prefixes of a trie, with value holding the entry's.
+func (f *family) eachCIDR(trie *ebpf.Map, value any, visit func(netip.Prefix)) error {
+	var key4 bpf.MasqCidrV4
+	var key6 bpf.MasqCidrV6
+	entries := trie.Iterate()
+	if f.is6 {
+		for entries.Next(&key6, value) {
+			visit(netip.PrefixFrom(netip.AddrFrom16(key6.Addr), int(key6.Prefixlen)))
+		}
+		return entries.Err()
+	}
+	for entries.Next(&key4, value) {
+		visit(netip.PrefixFrom(netip.AddrFrom4(key4.Addr), int(key4.Prefixlen)))
+	}
+	return entries.Err()
+}
+
+// addressRuleKey is a rule's prefix on an uplink as a key of the trie.
+func addressRuleKey(ifindex int, p netip.Prefix) any {
+	length, index := uint32(32+p.Bits()), be32(uint32(ifindex))
+	if p.Addr().Is4() {
+		return bpf.MasqAddressRuleV4{Prefixlen: length, Ifindex: index, Addr: p.Addr().As4()}
+	}
+	return bpf.MasqAddressRuleV6{Prefixlen: length, Ifindex: index, Addr: p.Addr().As16()}
+}
+
+// addressValue is an address as the datapath compares it.
+func addressValue(a netip.Addr) any {
+	if a.Is4() {
+		return addr4(a)
+	}
+	return addr6(a)
+}
+
+func addr4(a netip.Addr) uint32 {
+	b := a.As4()
+	return binary.NativeEndian.Uint32(b[:])
+}
+
+func addr6(a netip.Addr) (words [4]uint32) {
+	b := a.As16()
+	for i := range words {
+		words[i] = binary.NativeEndian.Uint32(b[4*i:])
+	}
+	return words
+}
+
+func fromAddr4(word uint32) netip.Addr {
+	var b [4]byte
+	binary.NativeEndian.PutUint32(b[:], word)
+	return netip.AddrFrom4(b)
+}
+
+func fromAddr6(words [4]uint32) netip.Addr {
+	var b [16]byte
+	for i, word := range words {
+		binary.NativeEndian.PutUint32(b[4*i:], word)
+	}
+	return netip.AddrFrom16(b)
+}
+
+// be16 turns a port from host to network byte order, or back.
+func be16(port uint16) uint16 {
+	var b [2]byte
+	binary.BigEndian.PutUint16(b[:], port)
+	return binary.NativeEndian.Uint16(b[:])
+}
+
+func be32(n uint32) uint32 {
+	var b [4]byte
+	binary.BigEndian.PutUint32(b[:], n)
+	return binary.NativeEndian.Uint32(b[:])
+}
+
+// flow is one entry of the flow maps, whatever its family.
+type flow struct {
+	key4     bpf.MasqTupleV4
+	key6     bpf.MasqTupleV6
+	natAddr4 uint32
+	natAddr6 [4]uint32
+	natPort  uint16 // network byte order
+	created  uint64
+	lastSeen uint64
+	ifindex  uint32
+	state    bpf.MasqFlowState
+	flags    bpf.MasqFlowFlag
+}
+
+// natAddr is the masquerade address of f, which is of the family is6 says.
+func (f *flow) natAddr(is6 bool) netip.Addr {
+	if is6 {
+		return fromAddr6(f.natAddr6)
+	}
+	return fromAddr4(f.natAddr4)
+}
+
+// eachFlow visits all flows. The flow is overwritten after each visit. Flows
+// that come or go meanwhile may be missed.
+func (f *family) eachFlow(visit func(*flow)) error {
+	var e flow
+	if f.is6 {
+		return scan(f.flows, func(k *bpf.MasqTupleV6, v *bpf.MasqMappingV6) {
+			e.key6, e.natAddr6 = *k, v.NatAddr
+			e.natPort, e.created, e.lastSeen, e.ifindex = v.Flow.NatPort, v.Flow.Created, v.Flow.LastSeen, v.Flow.Ifindex
+			e.state, e.flags = bpf.MasqFlowState(v.Flow.State), bpf.MasqFlowFlag(v.Flow.Flags)
+			visit(&e)
+		})
+	}
+	return scan(f.flows, func(k *bpf.MasqTupleV4, v *bpf.MasqMappingV4) {
+		e.key4, e.natAddr4 = *k, v.NatAddr
+		e.natPort, e.created, e.lastSeen, e.ifindex = v.Flow.NatPort, v.Flow.Created, v.Flow.LastSeen, v.Flow.Ifindex
+		e.state, e.flags = bpf.MasqFlowState(v.Flow.State), bpf.MasqFlowFlag(v.Flow.Flags)
+		visit(&e)
+	})
+}
+
+// scanBatch is how many entries one system call reads.
+const scanBatch = 4096
+
+// scan visits all entries of a hash map in batches.
+func scan[K, V any](m *ebpf.Map, visit func(*K, *V)) error {
+	size := min(scanBatch, int(m.MaxEntries()))
+	keys, values := make([]K, size), make([]V, size)
+	var cursor ebpf.MapBatchCursor
+	for {
+		n, err := m.BatchLookup(&cursor, keys, values, nil)
+		for i := range n {
+			visit(&keys[i], &values[i])
+		}
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read map: %w", err)
+		}
+	}
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+
+	"ip-masq-agent/bpf"
+	"ip-masq-agent/internal/portrange"
+	"ip-masq-agent/internal/prefix"
+	"ip-masq-agent/internal/route"
+)
+
+// Options are what the datapath is made with. They stay for its life.
+type Options struct {
+	// PinPath is the directory on a bpffs where maps and links are pinned. It
+	// is made if it is missing.
+	PinPath string
+	// IPv6 translates IPv6 too.
+	IPv6 bool
+	// RandomFully gives every flow a random port; otherwise a flow keeps its
+	// port where it is free.
+	RandomFully bool
+	// ToPorts are the ports that flows may get. Optional: as netfilter does.
+	ToPorts []portrange.Range
+	// NodePorts are never given to flows, unless ToPorts covers them. Optional.
+	NodePorts []portrange.Range
+	// DropInvalid drops what cannot open a flow and belongs to none.
+	DropInvalid bool
+	// NATTableSize is how many flows of a family fit.
+	NATTableSize int
+	// Log gets one line per change.
+	Log *slog.Logger
+}
+
+// Datapath translates in TC programs on the node's uplinks.
+type Datapath struct {
+	opts     Options
+	log      *slog.Logger
+	spec     *ebpf.CollectionSpec
+	maps     *maps
+	features features
+	families []*family
+	sweeper  *sweeper
+	changed  chan struct{}
+
+	mu      sync.Mutex       // guards what follows against Status and Stats
+	uplinks map[int]*uplink  // by interface index
+	usable  map[outside]bool // where flows may live
+}
+
+// New loads what needs no uplink: probes, maps, the sweep programs. The first
+// Sync attaches. If the kernel or the rights lack something, the error is an
+// *UnsupportedError that names all of it.
+func New(opts Options) (*Datapath, error) {
+	if err := rlimit.RemoveMemlock(); err != nil {
+		return nil, &UnsupportedError{Missing: []string{
+			fmt.Sprintf("locked memory limit: %v; kernels before 5.11 need CAP_SYS_RESOURCE", err),
+		}}
+	}
+	if missing := checkKernel(); len(missing) > 0 {
+		return nil, &UnsupportedError{Missing: missing}
+	}
+	if err := ensureBPFFS(opts.PinPath, opts.Log); err != nil {
+		return nil, err
+	}
+	spec, err := bpf.LoadMasq()
+	if err != nil {
+		return nil, fmt.Errorf("read programs: %w", err)
+	}
+	d := &Datapath{
+		opts:    opts,
+		log:     opts.Log,
+		spec:    spec,
+		changed: make(chan struct{}, 1),
+		uplinks: make(map[int]*uplink),
+	}
+	if err := d.prepare(); err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
+}
+
+// prepare makes the parts of d that must be given back.
+func (d *Datapath) prepare() (err error) {
+	d.features = probe(d.spec)
+	d.log.Info("kernel features", "features", d.features)
+	if d.maps, err = openMaps(d.spec, d.opts); err != nil {
+		return err
+	}
+	if d.families, err = newFamilies(d.spec, d.maps, d.opts.IPv6); err != nil {
+		return err
+	}
+	d.sweeper = startSweeper(d.families, d.maps.Timeouts, d.log)
+	return nil
+}
+
+// Name is the value of --datapath that selects this datapath.
+func (*Datapath) Name() string { return "ebpf" }
+
+// Changed never delivers: links and maps are ours, and Sync repairs what
+// somebody did to them by hand.
+func (d *Datapath) Changed() <-chan struct{} { return d.changed }
+
+// Sync makes maps and programs agree with policy and network. What new flows
+// need is there before the programs that use it.
+func (d *Datapath) Sync(ctx context.Context, policy *prefix.Policy, network *route.Snapshot) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+
+	steps := []struct {
+		name string
+		do   func() error
+	}{
+		{"set timeouts", d.syncTimeouts},
+		{"set ports", d.syncPorts},
+		{"set node addresses", func() error { return d.syncNodeAddresses(network) }},
+		{"set CIDRs", func() error { return d.syncCIDRs(policy) }},
+		{"serve uplinks", func() error { return d.syncUplinks(network) }},
+		{"end flows of lost addresses", d.endStrandedFlows},
+	}
+	for _, step := range steps {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := step.do(); err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+	}
+	return nil
+}
+
+// Close gives up handles and goroutines. The programs go on.
+func (d *Datapath) Close() error {
+	var errs []error
+	if d.sweeper != nil {
+		d.sweeper.stop()
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, u := range d.uplinks {
+		errs = append(errs, u.close())
+	}
+	for _, f := range d.families {
+		errs = append(errs, f.sweep.Close())
+	}
+	if d.maps != nil {
+		errs = append(errs, d.maps.Close())
+	}
+	return errors.Join(errs...)
+}

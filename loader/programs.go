@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"ip-masq-agent/bpf"
+)
+
+// loadPrograms loads the named programs with the shared maps and the given
+// constants. The verifier's own words are in the error if it refuses.
+func loadPrograms(spec *ebpf.CollectionSpec, m *maps, constants map[string]any, names ...string) (map[string]*ebpf.Program, error) {
+	spec = spec.Copy()
+	wanted := make(map[string]*ebpf.ProgramSpec)
+	for _, name := range names {
+		wanted[name] = spec.Programs[name]
+	}
+	spec.Programs = wanted
+	for name, value := range constants {
+		if err := spec.Variables[name].Set(value); err != nil {
+			return nil, fmt.Errorf("set %s: %w", name, err)
+		}
+	}
+	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: m.byName})
+	if err != nil {
+		return nil, fmt.Errorf("load programs: %w", err)
+	}
+	defer collection.Close()
+	programs := make(map[string]*ebpf.Program)
+	for _, name := range names {
+		programs[name] = collection.DetachProgram(name)
+	}
+	return programs, nil
+}
+
+// constants are what the programs of the uplink in slot are loaded with.
+func (d *Datapath) constants(slot uint32) map[string]any {
+	return map[string]any{
+		bpf.MasqVarCfgSlot:        slot,
+		bpf.MasqVarCfgIpv6:        d.opts.IPv6,
+		bpf.MasqVarCfgRandomFully: d.opts.RandomFully,
+		bpf.MasqVarCfgDropInvalid: d.opts.DropInvalid,
+		bpf.MasqVarCfgCtinfo:      d.features.CTInfo,
+		bpf.MasqVarCfgCtLookup:    d.features.CTLookup,
+	}
+}

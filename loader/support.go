@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	ebpffeatures "github.com/cilium/ebpf/features"
+	"golang.org/x/sys/unix"
+
+	"ip-masq-agent/bpf"
+)
+
+// UnsupportedError says what the kernel or the agent's rights lack.
+type UnsupportedError struct {
+	Missing []string // one line each, with what to do
+}
+
+func (e *UnsupportedError) Error() string {
+	return "the eBPF datapath cannot run here: " + strings.Join(e.Missing, "; ")
+}
+
+// features are what the programs use where the kernel has it.
+type features struct {
+	// CTInfo: a packet's conntrack state is readable (6.2, with CAP_PERFMON).
+	CTInfo bool
+	// CTLookup: conntrack can be asked for a tuple (5.18, with nf_conntrack
+	// loaded).
+	CTLookup bool
+}
+
+// String is for the log.
+func (f features) String() string {
+	return fmt.Sprintf("conntrack state of packets: %s, conntrack lookup: %s", yesNo(f.CTInfo), yesNo(f.CTLookup))
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+// checkKernel names everything without which no program could run.
+func checkKernel() []string {
+	var missing []string
+	check := func(what string, err error) {
+		if err == nil || errors.Is(err, unix.EBUSY) {
+			return
+		}
+		if errors.Is(err, unix.EPERM) {
+			err = errors.New("not permitted; the container needs the capabilities BPF, NET_ADMIN and PERFMON, kernels before 5.8 SYS_ADMIN")
+		}
+		missing = append(missing, fmt.Sprintf("%s: %v", what, err))
+	}
+	check("BPF programs of type sched_cls", ebpffeatures.HaveProgramType(ebpf.SchedCLS))
+	if len(missing) > 0 {
+		return missing
+	}
+	for _, t := range []ebpf.MapType{ebpf.LPMTrie, ebpf.Hash, ebpf.LRUHash, ebpf.PerCPUArray} {
+		check(fmt.Sprintf("BPF maps of type %s", t), ebpffeatures.HaveMapType(t))
+	}
+	for _, fn := range []asm.BuiltinFunc{
+		asm.FnFibLookup, asm.FnSkcLookupTcp, asm.FnSkLookupUdp, asm.FnSpinLock, asm.FnL4CsumReplace, asm.FnCsumUpdate,
+	} {
+		check(fmt.Sprintf("BPF helper %s", fn), ebpffeatures.HaveProgramHelper(ebpf.SchedCLS, fn))
+	}
+	if _, err := os.Stat("/sys/kernel/btf/vmlinux"); err != nil {
+		check("kernel type information (CONFIG_DEBUG_INFO_BTF)", err)
+	}
+	return missing
+}
+
+// probe finds out by loading whether optional parts of the programs work.
+func probe(spec *ebpf.CollectionSpec) features {
+	return features{
+		CTInfo:   loads(spec, bpf.MasqProgProbeCtinfo),
+		CTLookup: loads(spec, bpf.MasqProgProbeCtLookup),
+	}
+}
+
+func loads(spec *ebpf.CollectionSpec, program string) bool {
+	p := spec.Programs[program].Copy()
+	prog, err := ebpf.NewProgramWithOptions(p, ebpf.ProgramOptions{LogDisabled: true})
+	if err != nil {
+		return false
+	}
+	return prog.Close() == nil
+}

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	gomaps "maps"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"ip-masq-agent/bpf"
+	"ip-masq-agent/internal/route"
+)
+
+const (
+	// sweepInterval is how often dead flows are taken away; sooner under
+	// pressure.
+	sweepInterval = 10 * time.Second
+	// pressureInterval is how often where a table is nearly full.
+	pressureInterval = time.Second
+	// pressure is how full a table is when sweeps come sooner.
+	pressure = 0.9
+	// sweepGrace is what a flow is given beyond its timeout before a sweep
+	// calls it a candidate: last_seen is a second old at most, and sweeps wait
+	// a second longer than lookups.
+	sweepGrace = 2 * time.Second
+)
+
+// sweeper takes away what has ended, in a goroutine of its own. The datapath
+// is right without it: it only gives memory back.
+type sweeper struct {
+	families []*family
+	timeouts *ebpf.Map
+	log      *slog.Logger
+	stop     func()
+
+	mu   sync.Mutex
+	took time.Duration
+}
+
+func startSweeper(families []*family, timeouts *ebpf.Map, log *slog.Logger) *sweeper {
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &sweeper{families: families, timeouts: timeouts, log: log}
+	done := make(chan struct{})
+	s.stop = sync.OnceFunc(func() {
+		cancel()
+		<-done
+	})
+	go func() {
+		defer close(done)
+		s.run(ctx)
+	}()
+	return s
+}
+
+func (s *sweeper) run(ctx context.Context) {
+	interval := sweepInterval
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(interval):
+		}
+		begin := time.Now()
+		full, err := s.sweep()
+		if err != nil {
+			s.log.Error("sweep", "error", err)
+		}
+		s.mu.Lock()
+		s.took = time.Since(begin)
+		s.mu.Unlock()
+		interval = sweepInterval
+		if full > pressure {
+			interval = pressureInterval
+		}
+	}
+}
+
+// lastTook is how long the last sweep took.
+func (s *sweeper) lastTook() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.took
+}
+
+// sweep ends the flows that are past their time, and says how full the fullest
+// table was.
+func (s *sweeper) sweep() (full float64, err error) {
+	timeouts, err := readTimeouts(s.timeouts)
+	if err != nil {
+		return 0, err
+	}
+	for _, f := range s.families {
+		now, flows := monotonic(), 0
+		_, err := f.end(false, func(e *flow) bool {
+			flows++
+			idle := int64(now) - int64(e.lastSeen)
+			return idle >= int64(timeouts[e.state]+sweepGrace)
+		})
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", f, err)
+		}
+		full = max(full, float64(flows)/float64(f.flows.MaxEntries()))
+	}
+	return full, nil
+}
+
+func readTimeouts(m *ebpf.Map) ([]time.Duration, error) {
+	timeouts := make([]time.Duration, bpf.MasqFlowStateFLOW_STATE_COUNT)
+	for state := range timeouts {
+		var seconds uint32
+		if err := m.Lookup(uint32(state), &seconds); err != nil {
+			return nil, fmt.Errorf("read timeouts: %w", err)
+		}
+		timeouts[state] = time.Duration(seconds) * time.Second
+	}
+	return timeouts, nil
+}
+
+// end ends the flows that choose picks: those of them that are past their time
+// still, or all. The datapath itself does it, entry by entry under the flow's
+// lock, so that no flow dies that a packet has just used.
+func (f *family) end(all bool, choose func(*flow) bool) (ended int, err error) {
+	request := newSweepRequest(all)
+	var runErr error
+	run := func() {
+		if runErr == nil && request.count > 0 {
+			var n int
+			n, runErr = request.run(f.sweep)
+			ended += n
+		}
+	}
+	err = f.eachFlow(func(e *flow) {
+		if !choose(e) {
+			return
+		}
+		request.add(e, f.is6)
+		if request.full() {
+			run()
+		}
+	})
+	if err != nil {
+		return ended, err
+	}
+	run()
+	return ended, runErr
+}
+
+// sweepRequest is the data that a sweep program is run on.
+type sweepRequest struct {
+	all   bool
+	count uint32
+	keys  []byte
+}
+
+func newSweepRequest(all bool) *sweepRequest { return &sweepRequest{all: all} }
+
+func (r *sweepRequest) full() bool { return r.count == uint32(bpf.MasqLimitLIMIT_SWEEP) }
+
+func (r *sweepRequest) add(e *flow, is6 bool) {
+	var err error
+	if is6 {
+		r.keys, err = binary.Append(r.keys, binary.NativeEndian, &e.key6)
+	} else {
+		r.keys, err = binary.Append(r.keys, binary.NativeEndian, &e.key4)
+	}
+	if err == nil { // the types are of fixed size
+		r.count++
+	}
+}
+
+// run runs the program and empties the request.
+func (r *sweepRequest) run(program *ebpf.Program) (ended int, err error) {
+	head := bpf.MasqSweepRequest{Count: r.count}
+	if r.all {
+		head.All = 1
+	}
+	data, err := binary.Append(nil, binary.NativeEndian, &head)
+	if err != nil {
+		return 0, fmt.Errorf("sweep: %w", err)
+	}
+	n, err := program.Run(&ebpf.RunOptions{Data: append(data, r.keys...)})
+	if err != nil {
+		return 0, fmt.Errorf("sweep: %w", err)
+	}
+	r.count, r.keys = 0, r.keys[:0]
+	return int(n), nil
+}
+
+// outside is a masquerade address on an uplink.
+type outside struct {
+	ifindex uint32
+	addr    netip.Addr
+}
+
+// endStrandedFlows ends the flows whose address left their uplink, or whose
+// uplink is gone (nf_nat_masquerade.c): their replies would not reach us.
+func (d *Datapath) endStrandedFlows() error {
+	usable := make(map[outside]bool)
+	for _, u := range d.uplinks {
+		for _, rules := range [][]route.AddressRule{u.V4, u.V6} {
+			for _, r := range rules {
+				usable[outside{uint32(u.Index), r.Address}] = true
+			}
+		}
+	}
+	if gomaps.Equal(usable, d.usable) {
+		return nil
+	}
+	for _, f := range d.families {
+		n, err := f.end(true, func(e *flow) bool {
+			return !usable[outside{e.ifindex, e.natAddr(f.is6)}]
+		})
+		if err != nil {
+			return fmt.Errorf("%s: %w", f, err)
+		}
+		if n > 0 {
+			d.log.Info("ended flows whose address is gone", "family", f.String(), "flows", n)
+		}
+	}
+	d.usable = usable
+	return nil
+}

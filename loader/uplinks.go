@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	"ip-masq-agent/bpf"
+	"ip-masq-agent/internal/route"
+)
+
+// uplink is a link that the datapath serves.
+type uplink struct {
+	route.Uplink
+	slot     uint32
+	value    bpf.MasqUplink
+	hooks    []*hook
+	programs map[string]*ebpf.Program
+}
+
+func (u *uplink) close() error {
+	var errs []error
+	for _, h := range u.hooks {
+		errs = append(errs, h.close())
+	}
+	for _, p := range u.programs {
+		errs = append(errs, p.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// attach is how the programs hang on the link: "tcx" or "tc".
+func (u *uplink) attach() string {
+	for _, h := range u.hooks {
+		return h.kind()
+	}
+	return ""
+}
+
+// syncUplinks serves the network's uplinks and no others.
+func (d *Datapath) syncUplinks(network *route.Snapshot) error {
+	slots, err := d.readSlots()
+	if err != nil {
+		return err
+	}
+	if err := d.leaveGone(network, slots); err != nil {
+		return err
+	}
+	if err := d.syncAddressRules(network); err != nil {
+		return err
+	}
+	var errs []error
+	for _, u := range network.Uplinks {
+		if err := d.serve(u, slots); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", u.Name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// readSlots reads which link each slot is for; those of an agent before us
+// count.
+func (d *Datapath) readSlots() (map[int]bpf.MasqUplink, error) {
+	slots := make(map[int]bpf.MasqUplink)
+	for slot := range d.maps.Uplinks.MaxEntries() {
+		var value bpf.MasqUplink
+		if err := d.maps.Uplinks.Lookup(slot, &value); err != nil {
+			return nil, fmt.Errorf("read uplink %d: %w", slot, err)
+		}
+		if value.Ifindex != 0 {
+			slots[int(slot)] = value
+		}
+	}
+	return slots, nil
+}
+
+// leaveGone takes the programs from links that are not to be served any more,
+// or are gone, and frees their slots.
+func (d *Datapath) leaveGone(network *route.Snapshot, slots map[int]bpf.MasqUplink) error {
+	for slot, value := range slots {
+		index := int(value.Ifindex)
+		if network.Uplink(index) != nil {
+			continue
+		}
+		if u := d.uplinks[index]; u != nil {
+			delete(d.uplinks, index)
+			if err := u.close(); err != nil {
+				return err
+			}
+			d.log.Info("uplink left", "interface", u.Name)
+		}
+		if err := detach(d.opts.PinPath, value); err != nil {
+			return err
+		}
+		if err := d.maps.Uplinks.Put(uint32(slot), bpf.MasqUplink{}); err != nil {
+			return fmt.Errorf("free uplink slot %d: %w", slot, err)
+		}
+		delete(slots, slot)
+	}
+	return nil
+}
+
+// serve makes the programs run on a link, with what the datapath must know of
+// it in place first.
+func (d *Datapath) serve(link route.Uplink, slots map[int]bpf.MasqUplink) error {
+	u := d.uplinks[link.Index]
+	if u != nil {
+		u.Uplink = link
+		return d.writeUplink(u)
+	}
+	slot, kept, err := findSlot(link.Index, slots, d.maps.Uplinks.MaxEntries())
+	if err != nil {
+		return err
+	}
+	u = &uplink{Uplink: link, slot: slot, value: kept}
+	if err := d.writeUplink(u); err != nil {
+		return err
+	}
+	slots[int(slot)] = u.value
+	if err := d.attachTo(u); err != nil {
+		return errors.Join(err, u.close())
+	}
+	d.uplinks[link.Index] = u
+	d.log.Info("uplink served", "interface", link.Name, "attach", u.attach(),
+		"snat_v4", anyAddress(link.V4).String(), "snat_v6", anyAddress(link.V6).String())
+	return nil
+}
+
+// findSlot gives the slot that a link has, or a free one.
+func findSlot(index int, slots map[int]bpf.MasqUplink, count uint32) (uint32, bpf.MasqUplink, error) {
+	for slot, value := range slots {
+		if int(value.Ifindex) == index {
+			return uint32(slot), value, nil
+		}
+	}
+	for slot := range int(count) {
+		if _, used := slots[slot]; !used {
+			return uint32(slot), bpf.MasqUplink{}, nil
+		}
+	}
+	return 0, bpf.MasqUplink{}, fmt.Errorf("all %d uplinks are in use; name the ones to serve with --interfaces", count)
+}
+
+// writeUplink writes the link's slot, if it differs from what is there.
+func (d *Datapath) writeUplink(u *uplink) error {
+	want := uplinkValue(u.Uplink)
+	want.Flags |= u.value.Flags & uint8(bpf.MasqUplinkFlagUPLINK_QDISC)
+	var have bpf.MasqUplink
+	if err := d.maps.Uplinks.Lookup(u.slot, &have); err != nil {
+		return fmt.Errorf("read uplink: %w", err)
+	}
+	u.value = want
+	if have == want {
+		return nil
+	}
+	if err := d.maps.Uplinks.Put(u.slot, want); err != nil {
+		return fmt.Errorf("write uplink: %w", err)
+	}
+	return nil
+}
+
+func uplinkValue(link route.Uplink) bpf.MasqUplink {
+	value := bpf.MasqUplink{Ifindex: uint32(link.Index), L2Len: uint8(link.HeaderLen)}
+	if len(link.MAC) == len(value.Mac) {
+		value.Flags |= uint8(bpf.MasqUplinkFlagUPLINK_ETHERNET)
+		copy(value.Mac[:], link.MAC)
+	}
+	if a, ok := onlyAddress(link.V4); ok {
+		value.Flags |= uint8(bpf.MasqUplinkFlagUPLINK_ONE_V4)
+		value.AddrV4 = addr4(a)
+	}
+	if a, ok := onlyAddress(link.V6); ok {
+		value.Flags |= uint8(bpf.MasqUplinkFlagUPLINK_ONE_V6)
+		value.AddrV6 = addr6(a)
+	}
+	return value
+}
+
+// onlyAddress is the address that goes with every packet, if there is only one.
+func onlyAddress(rules []route.AddressRule) (netip.Addr, bool) {
+	if len(rules) == 0 || rules[len(rules)-1].Prefix.Bits() != 0 {
+		return netip.Addr{}, false
+	}
+	only := rules[0].Address
+	same := !slices.ContainsFunc(rules, func(r route.AddressRule) bool { return r.Address != only })
+	return only, same
+}
+
+// anyAddress is the address that the longest way out gets: for people to see.
+func anyAddress(rules []route.AddressRule) netip.Addr {
+	if len(rules) == 0 {
+		return netip.Addr{}
+	}
+	return rules[len(rules)-1].Address
+}
+
+// syncAddressRules writes which address goes with which next hop or
+// destination, for the uplinks that have several.
+func (d *Datapath) syncAddressRules(network *route.Snapshot) error {
+	for _, f := range d.families {
+		want := make(map[any]any)
+		for _, u := range network.Uplinks {
+			for _, r := range f.addressRules(u) {
+				want[addressRuleKey(u.Index, r.Prefix)] = addressValue(r.Address)
+			}
+		}
+		if err := f.syncAddresses(want); err != nil {
+			return fmt.Errorf("%s addresses: %w", f, err)
+		}
+	}
+	return nil
+}
+
+func (f *family) addressRules(u route.Uplink) []route.AddressRule {
+	if f.is6 {
+		return u.V6
+	}
+	return u.V4
+}
+
+func (f *family) syncAddresses(want map[any]any) error {
+	if f.is6 {
+		return syncMap[bpf.MasqAddressRuleV6, [4]uint32](f.addresses, want)
+	}
+	return syncMap[bpf.MasqAddressRuleV4, uint32](f.addresses, want)
+}
+
+// syncMap makes a map hold exactly want, whose keys and values are K and V.
+// Additions come before deletions.
+func syncMap[K, V comparable](m *ebpf.Map, want map[any]any) error {
+	have := make(map[K]V)
+	var key K
+	var value V
+	entries := m.Iterate()
+	for entries.Next(&key, &value) {
+		have[key] = value
+	}
+	if err := entries.Err(); err != nil {
+		return fmt.Errorf("read: %w", err)
+	}
+	for k, v := range want {
+		if old, ok := have[k.(K)]; ok && any(old) == v {
+			continue
+		}
+		if err := m.Put(k, v); err != nil {
+			return fmt.Errorf("write: %w", err)
+		}
+	}
+	for k := range have {
+		if _, ok := want[k]; ok {
+			continue
+		}
+		if err := m.Delete(k); err != nil {
+			return fmt.Errorf("remove: %w", err)
+		}
+	}
+	return nil
+}
+
+// syncNodeAddresses writes which addresses are the node's, and which are
+// broadcasts of its subnets.
+func (d *Datapath) syncNodeAddresses(network *route.Snapshot) error {
+	for _, f := range d.families {
+		want := make(map[any]any)
+		for _, u := range network.Uplinks {
+			for _, r := range u.V4 {
+				if b, ok := broadcast(r.Prefix); ok && !f.is6 {
+					want[addressValue(b)] = bpf.MasqNodeAddressNODE_ADDRESS_BROADCAST
+				}
+			}
+		}
+		for _, a := range network.Addresses {
+			if f.has(a) {
+				want[addressValue(a)] = bpf.MasqNodeAddressNODE_ADDRESS_LOCAL
+			}
+		}
+		if err := f.syncNode(want); err != nil {
+			return fmt.Errorf("%s: %w", f, err)
+		}
+	}
+	return nil
+}
+
+func (f *family) syncNode(want map[any]any) error {
+	if f.is6 {
+		return syncMap[[4]uint32, bpf.MasqNodeAddress](f.node, want)
+	}
+	return syncMap[uint32, bpf.MasqNodeAddress](f.node, want)
+}
+
+// broadcast is the last address of an IPv4 subnet that has one (RFC 3021: a
+// /31 has none).
+func broadcast(p netip.Prefix) (netip.Addr, bool) {
+	if !p.Addr().Is4() || p.Bits() == 0 || p.Bits() > 30 {
+		return netip.Addr{}, false
+	}
+	last := p.Masked().Addr().As4()
+	for bit := p.Bits(); bit < 32; bit++ {
+		last[bit/8] |= 0x80 >> (bit % 8)
+	}
+	return netip.AddrFrom4(last), true
+}
