@@ -27,6 +27,7 @@ type Addresses struct {
 	Router     Pair // the gateway behind eth0
 	Remote     Pair // outside
 	Remote2    Pair // outside
+	Remote3    Pair // outside
 	ViaSubnet2 Pair // outside; in IPv4 the next hop, in IPv6 the destination makes Subnet2 its masquerade address
 	ViaUplink2 Pair // outside, through eth1, with Options.SecondUplink
 	Client     Pair // outside; tests open connections to pods and the node from here
@@ -51,6 +52,7 @@ func addresses() Addresses {
 		Router:     pair("203.0.113.1", "2001:db8:113::1"),
 		Remote:     pair("8.8.8.8", "2001:4860:4860::8888"),
 		Remote2:    pair("8.8.4.4", "2001:4860:4860::8844"),
+		Remote3:    pair("5.5.5.5", "2a00:5:5::5"),
 		ViaSubnet2: pair("45.45.45.45", "2001:db8:51:1::45"),
 		ViaUplink2: pair("1.1.1.1", "2606:4700:4700::1111"),
 		Client:     pair("9.9.9.9", "2620:fe::9"),
@@ -65,7 +67,7 @@ func addresses() Addresses {
 func (a Addresses) outside() []netip.Addr {
 	var all []netip.Addr
 	for _, p := range []Pair{
-		a.Remote, a.Remote2, a.ViaSubnet2, a.ViaUplink2, a.Client,
+		a.Remote, a.Remote2, a.Remote3, a.ViaSubnet2, a.ViaUplink2, a.Client,
 		a.Inside, a.Inside2, a.Exception, a.LinkLocal,
 	} {
 		for _, addr := range []netip.Addr{p.V4, p.V6} {

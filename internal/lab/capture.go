@@ -214,7 +214,7 @@ func (c *Capture) record(n, controlLen int, from unix.Sockaddr) {
 	}
 	p.Partial = checksumNotReady(c.control[:controlLen])
 	if err == nil {
-		err = p.VerifyChecksums()
+		err = p.verifyChecksums(!c.link.offloads)
 	}
 	if err != nil {
 		c.fault(fmt.Errorf("%s: %w", &p, err))

@@ -77,6 +77,8 @@ type Link struct {
 	Index int
 	MAC   [6]byte
 	Next  [6]byte // where the link's namespace sends what it routes through the link
+
+	offloads bool
 }
 
 // New makes a lab that lives until the test ends. It fails the test where it

@@ -58,7 +58,7 @@ func checkUntranslated(t *testing.T, from *Pod, network string, at netip.AddrPor
 		return
 	}
 	defer ping.Close()
-	if err := ping.Echo(100); err != nil {
+	if err := ping.Echo([]byte("are you there?")); err != nil {
 		t.Errorf("%s: %v", from.Name(), err)
 	}
 }

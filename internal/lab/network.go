@@ -119,6 +119,25 @@ func (l *Lab) Publish(proto string, port uint16, to netip.AddrPort) error {
 	}`, family, node, proto, port, to))
 }
 
+// NarrowRoute has the router forward packets to an outside host only up to a
+// size, and tell the senders of larger ones.
+func (l *Lab) NarrowRoute(to Pair, mtu int) error {
+	link, err := l.Router.handle.LinkByName("out0")
+	if err != nil {
+		return err
+	}
+	for dst, gateway := range map[netip.Addr]string{to.V4: "100.64.0.2", to.V6: "2001:db8:64::2"} {
+		route := &netlink.Route{
+			LinkIndex: link.Attrs().Index, Dst: ipNet(netip.PrefixFrom(dst, dst.BitLen())),
+			Gw: net.ParseIP(gateway), MTU: mtu,
+		}
+		if err := l.Router.handle.RouteReplace(route); err != nil {
+			return fmt.Errorf("narrow the route to %s: %w", dst, err)
+		}
+	}
+	return nil
+}
+
 func host(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
 
 func ipNet(p netip.Prefix) *net.IPNet {

@@ -61,19 +61,16 @@ func (p *Ping) open(source netip.Addr, id uint16) error {
 	return nil
 }
 
-// Echo sends an echo request with size bytes of data and waits up to five
-// seconds for the reply.
-func (p *Ping) Echo(size int) error {
+// Echo sends an echo request with data and waits up to five seconds for the
+// reply.
+func (p *Ping) Echo(data []byte) error {
 	p.seq++
-	message := make([]byte, 8+size)
+	message := append(make([]byte, 8), data...)
 	message[0] = 8
 	if p.remote.Is6() {
 		message[0] = 128
 	}
 	binary.BigEndian.PutUint16(message[6:], p.seq)
-	for i := range message[8:] {
-		message[8+i] = byte(i)
-	}
 	if err := p.conn.SetDeadline(time.Now().Add(exchangeTimeout)); err != nil {
 		return err
 	}
@@ -89,7 +86,7 @@ func (p *Ping) Echo(size int) error {
 		if n < 8 || binary.BigEndian.Uint16(answer[6:]) != p.seq {
 			continue // the late answer to an earlier request
 		}
-		if !bytes.Equal(answer[8:n], message[8:]) {
+		if !bytes.Equal(answer[8:n], data) {
 			return fmt.Errorf("reply of %s differs from the request", p.remote)
 		}
 		return nil

@@ -78,7 +78,8 @@ type Conn struct {
 	net.Conn
 
 	// Seen is the client's address as the server saw it first.
-	Seen netip.AddrPort
+	Seen   netip.AddrPort
+	Remote netip.AddrPort
 
 	reader *bufio.Reader
 	asked  int
@@ -91,7 +92,7 @@ func (ns *Namespace) Dial(ctx context.Context, network string, local, remote net
 	if err != nil {
 		return nil, err
 	}
-	c := &Conn{Conn: inner, reader: bufio.NewReaderSize(inner, 64<<10)}
+	c := &Conn{Conn: inner, Remote: remote, reader: bufio.NewReaderSize(inner, 64<<10)}
 	if c.isStream() {
 		c.Seen, err = c.readSeen()
 	} else {

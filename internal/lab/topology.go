@@ -216,7 +216,12 @@ func (l *Lab) readyLink(ns *Namespace, name string) (*Link, error) {
 	if err := ns.setUp(name); err != nil {
 		return nil, err
 	}
-	return ns.Link(name)
+	link, err := ns.Link(name)
+	if err != nil {
+		return nil, err
+	}
+	link.offloads = !l.options.NoOffloads
+	return link, nil
 }
 
 // Link is one interface of the namespace. Its Next is zero.
@@ -225,7 +230,7 @@ func (ns *Namespace) Link(name string) (*Link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find %s in %s: %w", name, ns.name, err)
 	}
-	link := &Link{NS: ns, Name: name, Index: l.Attrs().Index}
+	link := &Link{NS: ns, Name: name, Index: l.Attrs().Index, offloads: true}
 	copy(link.MAC[:], l.Attrs().HardwareAddr)
 	return link, nil
 }

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package parity
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"time"
+)
+
+const (
+	transferSize    = 30 << 20
+	transferPort    = 7778
+	transferTimeout = 60 * time.Second
+)
+
+// transfer moves much data through one connection, first from the pod to the
+// remote and then back.
+func transfer(b *bench, is6 bool) {
+	at := netip.AddrPortFrom(b.lab.Remote.Addr(is6), transferPort)
+	listener, err := b.namespace(outside).Listen(b.Context(), tcp, at)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer listener.Close()
+	served := make(chan error, 1)
+	go func() { served <- serveTransfer(listener) }()
+	conn, err := b.namespace(podA).DialContext(b.Context(), tcp, netip.AddrPort{}, at.String())
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(transferTimeout)); err != nil {
+		b.Fatal(err)
+	}
+	if err := errors.Join(sendData(conn, 1), receiveData(conn, 2)); err != nil {
+		b.Errorf("in the pod: %v", err)
+	}
+	conn.Close()
+	if err := <-served; err != nil {
+		b.Errorf("outside: %v", err)
+	}
+}
+
+func serveTransfer(listener net.Listener) error {
+	conn, err := listener.Accept()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(transferTimeout)); err != nil {
+		return err
+	}
+	return errors.Join(receiveData(conn, 1), sendData(conn, 2))
+}
+
+// data is the same for both ends and has no two parts alike.
+func data(seed byte) io.Reader {
+	return io.LimitReader(rand.NewChaCha8([32]byte{seed}), transferSize)
+}
+
+func sendData(conn net.Conn, seed byte) error {
+	if _, err := io.Copy(conn, data(seed)); err != nil {
+		return fmt.Errorf("send: %w", err)
+	}
+	return nil
+}
+
+func receiveData(conn net.Conn, seed byte) error {
+	got, want := sha256.New(), sha256.New()
+	if _, err := io.Copy(want, data(seed)); err != nil {
+		return err
+	}
+	if n, err := io.CopyN(got, conn, transferSize); err != nil {
+		return fmt.Errorf("receive after %d bytes: %w", n, err)
+	}
+	if !bytes.Equal(got.Sum(nil), want.Sum(nil)) {
+		return errors.New("received other data than was sent")
+	}
+	return nil
+}
