@@ -61,6 +61,7 @@ func openMaps(spec *ebpf.CollectionSpec, opts Options) (*maps, error) {
 		}
 		if opened != nil {
 			m.byName[name] = opened
+			mapSpec.MaxEntries = opened.MaxEntries() // programs are checked against it
 		}
 	}
 	named := &ebpf.Collection{Maps: gomaps.Clone(m.byName)}
