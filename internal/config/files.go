@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// filePattern is how the files of a directory start that are read.
+	// filePrefix is how the files of a directory start that are read.
 	filePrefix = "ip-masq"
 
 	// maxFileSize is far more than fits into a ConfigMap (1 MiB), which also
@@ -61,7 +61,7 @@ func readDirectory(path string, r *report) ([]source, error) {
 		case err != nil:
 			return nil, fmt.Errorf("find config file: %w", err)
 		case info.IsDir():
-			r.fault(place{file: file}, "", "", "is a directory; %s* must be files", filePrefix)
+			r.fault(place{file: file}, "", "", "is a directory, %s* must be files", filePrefix)
 			continue
 		case !info.Mode().IsRegular():
 			r.fault(place{file: file}, "", "", "is not a regular file")

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -74,4 +75,14 @@ func faultsOf(t *testing.T, err error) Faults {
 		t.Fatalf("error = %v, want faults", err)
 	}
 	return faults
+}
+
+// belowDirectory is faults as lines, without the directory of their files.
+func belowDirectory(faults []Fault, dir string) []string {
+	var lines []string
+	for _, f := range faults {
+		line := strings.TrimPrefix(f.Error(), dir+"/")
+		lines = append(lines, strings.ReplaceAll(line, dir, "DIR"))
+	}
+	return lines
 }

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"regexp"
 	"slices"
 	"strconv"
 
@@ -18,8 +17,9 @@ const quoted = yaml.DoubleQuotedStyle | yaml.SingleQuotedStyle | yaml.LiteralSty
 func decodeYAML(src source, r *report) document {
 	doc := document{file: src.file}
 	var root yaml.Node
-	if err := yaml.Unmarshal(firstDocument(src.data), &root); err != nil {
-		line, text := yamlError(err)
+	data := firstDocument(src.data)
+	if err := yaml.Unmarshal(data, &root); err != nil {
+		line, text := yamlSyntaxError(err, data)
 		r.fault(place{src.file, line}, "", "", "%s", text)
 		return doc
 	}
@@ -56,17 +56,6 @@ func firstDocument(data []byte) []byte {
 		offset += len(line)
 	}
 	return data
-}
-
-// yamlError takes the line out of the library's message, which has none for
-// the first line.
-func yamlError(err error) (int, string) {
-	m := regexp.MustCompile(`^yaml: line (\d+): (.*)$`).FindStringSubmatch(err.Error())
-	if m == nil {
-		return 1, err.Error()
-	}
-	line, _ := strconv.Atoi(m[1]) //nolint:errcheck // they are digits
-	return line, "yaml: " + m[2]
 }
 
 // addMapping takes the keys of a mapping and then those that its merge keys
