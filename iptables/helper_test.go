@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"ip-masq-agent/internal/api"
 	"ip-masq-agent/internal/lab"
 	"ip-masq-agent/internal/prefix"
 	"ip-masq-agent/internal/route"
@@ -23,14 +25,18 @@ const testChain = "IP-MASQ-AGENT"
 // node is a network namespace with a /run and so an xtables lock of its own.
 type node struct {
 	tb  testing.TB
+	lab *lab.Lab
 	ns  *lab.Namespace
 	log *bytes.Buffer
 }
 
 func newNode(tb testing.TB) *node {
 	tb.Helper()
-	lab.RequireRoot(tb)
-	return &node{tb: tb, ns: lab.New(tb, lab.Options{Pods: -1, RoutedPods: -1}).Node, log: new(bytes.Buffer)}
+	return nodeOf(tb, lab.New(tb, lab.Options{Pods: -1, RoutedPods: -1}))
+}
+
+func nodeOf(tb testing.TB, l *lab.Lab) *node {
+	return &node{tb: tb, lab: l, ns: l.Node, log: new(bytes.Buffer)}
 }
 
 // run runs a program in the namespace and gives its output; it must succeed.
@@ -102,6 +108,31 @@ func (n *node) sync(d *Datapath, policy *prefix.Policy) {
 
 func (n *node) trySync(d *Datapath, policy *prefix.Policy) error {
 	return n.ns.Do(func() error { return d.Sync(n.tb.Context(), policy, uplinks("eth0")) })
+}
+
+// send sends one datagram to a destination that is masqueraded.
+func (n *node) send(f family) {
+	n.tb.Helper()
+	to := netip.AddrPortFrom(n.lab.Remote.Addr(f == ipv6), 9)
+	n.do(func() error {
+		conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		_, err = conn.Write([]byte("x"))
+		return err
+	})
+}
+
+// stats must succeed.
+func (n *node) stats(d *Datapath) (stats api.Stats) {
+	n.tb.Helper()
+	n.do(func() (err error) {
+		stats, err = d.Stats()
+		return err
+	})
+	return stats
 }
 
 func (n *node) cleanup(options Options) {

@@ -13,7 +13,7 @@ const (
 
 	invalidJumpComment = ownComment + "packets of no known flow are not translated"
 	invalidKeepComment = ownComment + "destination keeps the source"
-	invalidDropComment = ownComment + "would leave with a source that is not the node's"
+	invalidDropComment = ownComment + "would leave untranslated"
 )
 
 // invalidChain builds the chain that drops what conntrack calls INVALID: such

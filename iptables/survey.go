@@ -127,7 +127,7 @@ func siblingWarning(sibling, name string, before bool) warning {
 func earlierWarning(targets []string, name string) warning {
 	text := "POSTROUTING translates by " + targets[0]
 	if n := len(targets) - 1; n > 0 {
-		text += fmt.Sprintf(" and %d rules more", n)
+		text += fmt.Sprintf(" and %d more", n)
 	}
 	return warning{"earlier", text + " before " + name + " is asked: the list of CIDRs does not apply to what they match"}
 }
