@@ -90,53 +90,64 @@ func (c *Capture) open() error {
 	return err
 }
 
-// Packets are those that passed until now.
+// Packets are those that passed until now. They are not to be changed.
 func (c *Capture) Packets() []Packet {
+	packets, _ := c.current()
+	return packets
+}
+
+// current gives also what is closed when more packets come.
+func (c *Capture) current() ([]Packet, <-chan struct{}) {
 	_ = c.conn.Control(func(fd uintptr) { c.drain(int(fd)) })
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return slices.Clone(c.packets)
+	return slices.Clip(c.packets), c.changed
 }
 
 // Select are the packets until now for which match holds.
 func (c *Capture) Select(match func(*Packet) bool) []Packet {
-	return slices.DeleteFunc(c.Packets(), func(p Packet) bool { return !match(&p) })
+	var selected []Packet
+	packets := c.Packets()
+	for i := range packets {
+		if match(&packets[i]) {
+			selected = append(selected, packets[i])
+		}
+	}
+	return selected
 }
 
-// Wait waits until condition holds for the packets seen and reports whether it
-// came to hold within timeout.
-func (c *Capture) Wait(timeout time.Duration, condition func([]Packet) bool) bool {
+// Wait waits until a packet has come for which match holds, from the making of
+// the capture on, and reports whether one came within timeout.
+func (c *Capture) Wait(timeout time.Duration, match func(*Packet) bool) (Packet, bool) {
 	deadline := time.After(timeout)
+	looked, late := 0, false
 	for {
-		c.mu.Lock()
-		changed := c.changed
-		c.mu.Unlock()
-		if condition(c.Packets()) {
-			return true
+		packets, changed := c.current()
+		for ; looked < len(packets); looked++ {
+			if match(&packets[looked]) {
+				return packets[looked], true
+			}
+		}
+		if late {
+			return Packet{}, false
 		}
 		select {
 		case <-changed:
 		case <-deadline:
-			return condition(c.Packets())
+			late = true
 		}
 	}
 }
 
-// Await gives the first packet for which match holds. If none comes within
-// five seconds, it fails the test and shows what came.
+// Await is Wait for five seconds. If no packet comes, it fails the test and
+// shows what came.
 func (c *Capture) Await(tb testing.TB, what string, match func(*Packet) bool) Packet {
 	tb.Helper()
-	var found Packet
-	if !c.Wait(waitTimeout, func(packets []Packet) bool {
-		i := slices.IndexFunc(packets, func(p Packet) bool { return match(&p) })
-		if i >= 0 {
-			found = packets[i]
-		}
-		return i >= 0
-	}) {
+	p, ok := c.Wait(waitTimeout, match)
+	if !ok {
 		tb.Fatalf("no %s on %s in %s; seen:\n%s", what, c.link.Name, c.link.NS.name, c)
 	}
-	return found
+	return p
 }
 
 // NoPodAddress fails the test if a packet had a pod's address as its source,

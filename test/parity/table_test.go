@@ -83,7 +83,7 @@ func withConntrack(v variant) bool { return v.conntrack || v.subject != ebpf }
 // table is every expectation but those about changes.
 func table() []row {
 	var rows []row
-	for _, part := range [][]row{choice(), ports(), hostTraffic(), inbound(), local(), whole(), raw(), icmpErrors()} {
+	for _, part := range [][]row{choice(), ports(), hostTraffic(), inbound(), local(), whole(), raw(), icmpErrors(), bulk()} {
 		rows = append(rows, part...)
 	}
 	return rows
@@ -187,7 +187,7 @@ func local() []row {
 	}
 }
 
-// whole: packets that are more than one, errors, and much data.
+// whole: packets in parts, and parts of a stream.
 func whole() []row {
 	return []row{
 		{name: "fragments to outside", protos: []string{udp, icmp}, flows: []flow{{from: podA, to: remote, seen: node, size: 4000}}},
@@ -196,6 +196,10 @@ func whole() []row {
 			{from: outside, source: client, to: addrPodA, at: podA, seen: client, ports: same, size: 4000},
 		}},
 		{name: "path with a smaller MTU", protos: []string{tcp}, flows: []flow{{from: podA, to: narrow, seen: node, size: 60000}}},
-		{name: "much data both ways", scenario: transfer},
 	}
+}
+
+// bulk comes last: it leaves long captures behind.
+func bulk() []row {
+	return []row{{name: "much data both ways", scenario: transfer}}
 }
