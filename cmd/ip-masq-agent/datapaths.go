@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+
+	"ip-masq-agent/internal/agent"
+	"ip-masq-agent/internal/api"
+	"ip-masq-agent/iptables"
+)
+
+// datapath is what the commands need of one datapath.
+type datapath struct {
+	// open makes it, without effect on packets before its first Sync.
+	open func(*options, *slog.Logger) (agent.Datapath, error)
+
+	// inspect looks at what an agent left in the kernel, for the time when none
+	// runs. False: nothing is there.
+	inspect func(context.Context, *options, *slog.Logger) (api.DatapathStatus, bool, error)
+
+	// giveWay takes it out of the kernel once another datapath is in place.
+	giveWay func(context.Context, *options, *slog.Logger) error
+
+	// cleanup takes it out of the kernel with all that it ever made.
+	cleanup func(context.Context, *options, *slog.Logger) error
+}
+
+// datapaths are those that --datapath selects from.
+func datapaths() map[string]datapath {
+	return map[string]datapath{
+		agent.IPTables: {
+			open:    openIPTables,
+			inspect: inspectIPTables,
+			giveWay: cleanupIPTables,
+			cleanup: cleanupIPTables,
+		},
+	}
+}
+
+// retireOthers gives what the agent is to call once the chosen datapath is in
+// place: whoever translated before gives way.
+func retireOthers(env environment, o *options, log *slog.Logger) func(context.Context) error {
+	return func(ctx context.Context) error {
+		return eachDatapath(env, func(name string, d datapath) error {
+			if name == o.datapath {
+				return nil
+			}
+			return d.giveWay(ctx, o, log)
+		})
+	}
+}
+
+// eachDatapath calls f for all datapaths in the order of their names.
+func eachDatapath(env environment, f func(name string, d datapath) error) error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(env.datapaths)) {
+		if err := f(name, env.datapaths[name]); err != nil {
+			errs = append(errs, fmt.Errorf("%s datapath: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func iptablesOptions(o *options, log *slog.Logger) iptables.Options {
+	return iptables.Options{
+		Chain:       o.chain,
+		IPv6:        o.config.EnableIPv6,
+		RandomFully: o.randomFully,
+		ToPorts:     o.toPorts,
+		DropInvalid: o.dropInvalid,
+		Log:         log,
+	}
+}
+
+func openIPTables(o *options, log *slog.Logger) (agent.Datapath, error) {
+	d, err := iptables.New(iptablesOptions(o, log))
+	if err != nil {
+		return nil, err // not d: a nil pointer in an interface is not nil
+	}
+	return d, nil
+}
+
+func cleanupIPTables(ctx context.Context, o *options, log *slog.Logger) error {
+	return iptables.Cleanup(ctx, iptablesOptions(o, log))
+}
+
+func inspectIPTables(ctx context.Context, o *options, log *slog.Logger) (api.DatapathStatus, bool, error) {
+	found, err := iptables.Inspect(ctx, iptablesOptions(o, log))
+	if err != nil || !(found.V4 || found.V6) {
+		return api.DatapathStatus{}, false, err
+	}
+	return api.DatapathStatus{Backend: found.Backend, Warnings: found.Warnings}, true, nil
+}
