@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+
+CLANG ?= clang-19
+LLVM_STRIP ?= llvm-strip-19
+CLANG_FORMAT ?= clang-format-19
+GOLANGCI_VERSION := v2.15.0
+GOLANGCI := .cache/bin/golangci-lint-$(GOLANGCI_VERSION)
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+COMMIT ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+
+export CLANG LLVM_STRIP
+export BPF_INCLUDE = /usr/include/$(shell uname -m)-linux-gnu
+export CGO_ENABLED ?= 0
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## write bin/ip-masq-agent; needs Go and nothing else
+	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ip-masq-agent ./cmd/ip-masq-agent
+
+.PHONY: generate
+generate: ## compile the eBPF programs (clang) and make their Go
+	test/setup generate
+	go generate ./bpf
+	printf '// SPDX-License-Identifier: Apache-2.0\n\npackage bpf\n\n// Clang is the compiler of the committed objects.\nconst Clang = "%s"\n' \
+		"$$($(CLANG) -dumpversion)" > bpf/clang.go
+
+.PHONY: generate-check
+generate-check: generate ## prove that what is committed is what the sources give
+	git diff --exit-code -- bpf
+	@test -z "$$(git status --porcelain -- bpf)" || { git status --short -- bpf; exit 1; }
+
+.PHONY: test
+test: ## run all tests that gate a change (root; sets itself up)
+	test/setup test
+	go test -timeout 15m ./...
+
+.PHONY: test-all
+test-all: ## the same and what takes longer
+	test/setup test
+	LONG_TESTS=1 go test -timeout 60m ./...
+	$(MAKE) kernels
+
+.PHONY: lint
+lint: $(GOLANGCI) ## run the linters and format checks
+	test/setup lint
+	$(GOLANGCI) run ./...
+	$(CLANG_FORMAT) --dry-run -Werror bpf/*.h bpf/*.c
+	shellcheck test/setup test/demo/run test/kernels/run test/kernels/fetch .ci/run
+
+$(GOLANGCI):
+	mkdir -p $(@D)
+	GOBIN=$(CURDIR)/.cache/bin go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
+	mv .cache/bin/golangci-lint $@
+
+.PHONY: fmt
+fmt: $(GOLANGCI) ## format Go and C
+	$(GOLANGCI) fmt ./...
+	$(CLANG_FORMAT) -i bpf/*.h bpf/*.c
+
+.PHONY: demo
+demo: ## show both datapaths at work in throw-away namespaces (root; sets itself up)
+	@test/setup demo
+	@$(MAKE) --no-print-directory build
+	@test/demo/run bin/ip-masq-agent
+
+.PHONY: kernels
+kernels: ## load, attach and translate on Debian's kernels in qemu (root; sets itself up)
+	test/kernels/run
+
+.PHONY: clean
+clean: ## remove what was built
+	rm -rf bin dist .cache
