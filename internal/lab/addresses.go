@@ -23,6 +23,7 @@ type Addresses struct {
 	Subnet2   Pair // eth0: primary of a second subnet
 	Uplink2   Pair // eth1, with Options.SecondUplink
 	PodGate   Pair // the bridge
+	VIP       Pair // routed to the node, but nobody's address, see Lab.Forward
 
 	Router     Pair // the gateway behind eth0
 	Remote     Pair // outside
@@ -48,6 +49,7 @@ func addresses() Addresses {
 		Subnet2:   pair("198.51.100.10", "2001:db8:51::10"),
 		Uplink2:   pair("192.0.2.10", "2001:db8:2::10"),
 		PodGate:   pair("10.244.0.1", "fd00:10:244::1"),
+		VIP:       pair("198.18.0.10", "2001:db8:18::10"),
 
 		Router:     pair("203.0.113.1", "2001:db8:113::1"),
 		Remote:     pair("8.8.8.8", "2001:4860:4860::8888"),

@@ -57,6 +57,9 @@ type Lab struct {
 	// the same: what is seen there is what leaves the node.
 	Uplinks, Wires []*Link
 
+	// End is eth0 of outside.
+	End *Link
+
 	options    Options
 	namespaces []*Namespace
 }

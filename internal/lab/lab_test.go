@@ -175,23 +175,25 @@ func TestOffloadsShowOnTheWire(t *testing.T) {
 	}
 }
 
-func TestPublishForwardsToPod(t *testing.T) {
+func TestForwardReachesPod(t *testing.T) {
 	t.Parallel()
 	l := New(t, Options{Pods: 1, RoutedPods: 1})
 	for _, is6 := range []bool{false, true} {
 		at := l.RoutedPods[0].Serve(t, "tcp", netip.AddrPortFrom(l.RoutedPods[0].Addr(is6), 80))
-		if err := l.Publish("tcp", 30080, at); err != nil {
-			t.Fatal(err)
+		for _, address := range []Pair{l.Addresses.Node, l.VIP} {
+			service := netip.AddrPortFrom(address.Addr(is6), 30080)
+			if err := l.Forward("tcp", service, at); err != nil {
+				t.Fatal(err)
+			}
+			conn, err := l.Outside.Dial(t.Context(), "tcp", netip.AddrPortFrom(l.Client.Addr(is6), 0), service)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if conn.Seen.Addr() != l.Client.Addr(is6) {
+				t.Errorf("the pod sees %s", conn.Seen)
+			}
+			conn.Close()
 		}
-		conn, err := l.Outside.Dial(t.Context(), "tcp", netip.AddrPortFrom(l.Client.Addr(is6), 0),
-			netip.AddrPortFrom(l.Addresses.Node.Addr(is6), 30080))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if conn.Seen.Addr() != l.Client.Addr(is6) {
-			t.Errorf("the pod sees %s", conn.Seen)
-		}
-		conn.Close()
 	}
 }
 

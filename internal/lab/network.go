@@ -103,20 +103,20 @@ func (l *Lab) makeConntrack() error {
 	}`)
 }
 
-// Publish has the node forward what arrives for port on its address
-// Addresses.Node to a pod, as a NodePort does. It makes the node track
-// connections.
-func (l *Lab) Publish(proto string, port uint16, to netip.AddrPort) error {
-	family, node := "ip", l.Addresses.Node.V4
+// Forward has the node send on to another address what arrives for at, as a
+// service does: at may be the node's, VIP, or an address that only pods use.
+// It makes the node track connections.
+func (l *Lab) Forward(proto string, at, to netip.AddrPort) error {
+	family := "ip"
 	if to.Addr().Is6() {
-		family, node = "ip6", l.Addresses.Node.V6
+		family = "ip6"
 	}
-	return l.Node.NFT(fmt.Sprintf(`table %[1]s lab_publish {
+	return l.Node.NFT(fmt.Sprintf(`table %[1]s lab_forward {
 		chain prerouting {
 			type nat hook prerouting priority dstnat
 			%[1]s daddr %[2]s %[3]s dport %[4]d dnat to %[5]s
 		}
-	}`, family, node, proto, port, to))
+	}`, family, at.Addr(), proto, at.Port(), to))
 }
 
 // NarrowRoute has the router forward packets to an outside host only up to a

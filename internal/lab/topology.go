@@ -32,7 +32,10 @@ func (l *Lab) makeUplinks() error {
 	); err != nil {
 		return err
 	}
-	if err := l.Router.route("node0", "10.244.0.0/16 203.0.113.10", "fd00:10:244::/48 2001:db8:113::10"); err != nil {
+	if err := l.Router.route("node0",
+		"10.244.0.0/16 203.0.113.10", "fd00:10:244::/48 2001:db8:113::10",
+		host(l.VIP.V4)+" 203.0.113.10", host(l.VIP.V6)+" 2001:db8:113::10",
+	); err != nil {
 		return err
 	}
 	if !l.options.SecondUplink {
@@ -64,9 +67,11 @@ func (l *Lab) addUplink(name, wireName string) error {
 }
 
 func (l *Lab) makeOutside() error {
-	if _, _, err := l.connect(l.Router, "out0", l.Outside, "eth0", l.options.OutsideMTU); err != nil {
+	_, end, err := l.connect(l.Router, "out0", l.Outside, "eth0", l.options.OutsideMTU)
+	if err != nil {
 		return err
 	}
+	l.End = end
 	if err := l.Router.assign("out0", "100.64.0.1/30", "2001:db8:64::1/64"); err != nil {
 		return err
 	}

@@ -52,7 +52,7 @@ func newBench(t *testing.T, v variant) *bench {
 	}
 	b.serve()
 	if withConntrack(v) {
-		b.publish()
+		b.forward()
 	}
 	for _, wire := range l.Wires {
 		b.wires = append(b.wires, lab.NewCapture(t, wire))
@@ -85,13 +85,21 @@ func (b *bench) serve() {
 	}
 }
 
-// publish makes podA's service a NodePort.
-func (b *bench) publish() {
+// forward makes services of the kinds that a node has: podA's behind a
+// NodePort and behind an address that is nobody's, and one outside the cluster
+// behind an address that pods use.
+func (b *bench) forward() {
 	b.Helper()
 	for _, is6 := range []bool{false, true} {
-		for _, proto := range []string{tcp, udp} {
-			if err := b.lab.Publish(proto, nodePort, netip.AddrPortFrom(b.own(podA).Addr(is6), service)); err != nil {
-				b.Fatal(err)
+		for at, to := range map[netip.AddrPort]netip.Addr{
+			netip.AddrPortFrom(node(b.lab).Addr(is6), nodePort):     b.own(podA).Addr(is6),
+			netip.AddrPortFrom(vip(b.lab).Addr(is6), nodePort):      b.own(podA).Addr(is6),
+			netip.AddrPortFrom(clusterIP(b.lab).Addr(is6), service): b.lab.Remote.Addr(is6),
+		} {
+			for _, proto := range []string{tcp, udp} {
+				if err := b.lab.Forward(proto, at, netip.AddrPortFrom(to, service)); err != nil {
+					b.Fatal(err)
+				}
 			}
 		}
 	}

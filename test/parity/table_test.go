@@ -2,7 +2,11 @@
 
 package parity
 
-import "ip-masq-agent/internal/lab"
+import (
+	"net/netip"
+
+	"ip-masq-agent/internal/lab"
+)
 
 // row is one expectation, for every protocol and family that it names.
 type row struct {
@@ -73,8 +77,15 @@ func addrPodA(l *lab.Lab) lab.Pair   { return l.Pods[0].Pair }
 func addrPodB(l *lab.Lab) lab.Pair   { return l.Pods[1].Pair }
 func addrRouted(l *lab.Lab) lab.Pair { return l.RoutedPods[0].Pair }
 
-// nodePort is where the node forwards to podA.
+// nodePort is where the node forwards to podA, on its address and on vip.
 const nodePort = 30080
+
+func vip(l *lab.Lab) lab.Pair { return l.VIP }
+
+// clusterIP is an address of a service, known to the node alone.
+func clusterIP(*lab.Lab) lab.Pair {
+	return lab.Pair{V4: netip.MustParseAddr("10.96.0.10"), V6: netip.MustParseAddr("fd00:96::10")}
+}
 
 func inEBPF(v variant) bool        { return v.subject == ebpf }
 func inIPTables(v variant) bool    { return v.subject != ebpf }
@@ -83,7 +94,7 @@ func withConntrack(v variant) bool { return v.conntrack || v.subject != ebpf }
 // table is every expectation but those about changes.
 func table() []row {
 	var rows []row
-	for _, part := range [][]row{choice(), ports(), hostTraffic(), inbound(), local(), whole(), raw(), icmpErrors(), bulk()} {
+	for _, part := range [][]row{choice(), ports(), hostTraffic(), inbound(), local(), whole(), raw(), icmpErrors(), histories(), bulk()} {
 		rows = append(rows, part...)
 	}
 	return rows
@@ -99,6 +110,9 @@ func choice() []row {
 		{name: "pod to exception in an exempt range", flows: []flow{{from: podA, to: exception, seen: node}}},
 		{name: "pod to link-local address", only4: true, flows: []flow{{from: podA, to: linkLocal}}},
 		{name: "subnet of the next hop decides", flows: []flow{{from: podA, to: viaSubnet2, seen: subnet2}}},
+		{name: "pod to a service with an endpoint outside", protos: []string{tcp, udp}, only: withConntrack, flows: []flow{
+			{from: podA, to: clusterIP, seen: node},
+		}},
 		{name: "address of the second uplink", flows: []flow{{from: routedA, to: viaUplink2, seen: uplink2}}},
 	}
 }
@@ -173,6 +187,10 @@ func inbound() []row {
 		{name: "outside to node port of a pod", protos: []string{tcp, udp}, only: withConntrack, flows: []flow{
 			{from: outside, source: client, to: node, service: nodePort, at: podA, seen: client, ports: same},
 		}},
+		{name: "outside to external address of a service", protos: []string{tcp, udp}, only: withConntrack, flows: []flow{
+			{from: outside, source: client, to: vip, service: nodePort, at: podA, seen: client, ports: same},
+		}},
+		{name: "exempt range to pod", flows: []flow{{from: outside, source: inside, to: addrPodA, at: podA, seen: inside, ports: same}}},
 	}
 }
 
