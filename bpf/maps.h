@@ -59,7 +59,7 @@ struct {
 
 /*
  * Translated flows by the tuple that the pod sends. Written and refreshed by
- * the datapath; deleted by whoever set FLOW_DYING. Not LRU: full means that a
+ * the datapath; deleted by whoever marked it dying. Not LRU: full means that a
  * new flow is refused, never that a live one dies.
  */
 struct {

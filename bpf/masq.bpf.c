@@ -25,7 +25,6 @@ const volatile struct {
 	enum direction direction;
 	enum verdict verdict;
 	enum flow_state flow_state;
-	enum flow_flag flow_flag;
 	enum uplink_flag uplink_flag;
 	enum port_class_id port_class_id;
 	struct sweep_request sweep_request;
@@ -231,6 +230,8 @@ read_packet(struct __sk_buff *skb, struct packet *pkt, const enum family family,
 {
 	enum verdict verdict;
 
+	if (of_vlan(skb))
+		return VERDICT_FOREIGN;
 	__builtin_memset(pkt, 0, sizeof(*pkt));
 	verdict = parse(skb, pkt, family, uplink->l2_len);
 	if (verdict)
@@ -300,25 +301,40 @@ static __always_inline enum verdict reply_of_flow(struct __sk_buff *skb,
 	return VERDICT_TRANSLATED;
 }
 
-/*
- * A packet that is no reply of ours. If it goes to a pod, or an address that
- * the node will pass on, and its answers would be masqueraded, note it.
+/* Whether replies from addr leave with it as the node's own, and need no note.
  */
-static __always_inline enum verdict
-from_outside(const struct packet *pkt, const enum family family, __u64 now)
+static __always_inline bool is_only_address(const struct uplink *uplink,
+					    const union address *addr,
+					    const enum family family)
 {
-	const enum node_address *kind;
-	union address addr;
+	union address only;
 
-	destination(pkt, family, &addr);
-	kind = node_address(&addr, family);
-	/* What goes to the node may be passed on all the same, by its DNAT,
-	 * but then it leaves again with the node's address. Only secondary
-	 * addresses would be masqueraded, so they are noted too. */
-	if (kind && *kind == NODE_ADDRESS_BROADCAST)
-		return VERDICT_NO_FLOW;
-	source(pkt, family, &addr);
-	if (cidr_keeps(&addr, family))
+	if (family == FAMILY_V4) {
+		only.v4 = uplink->addr_v4;
+		return uplink->flags & UPLINK_ONE_V4 &&
+		       same_address(addr, &only, family);
+	}
+	__builtin_memcpy(only.v6, uplink->addr_v6, 16);
+	return uplink->flags & UPLINK_ONE_V6 &&
+	       same_address(addr, &only, family);
+}
+
+/*
+ * A packet that is no reply of ours. If its answers would be masqueraded, note
+ * what it opens: a connection to a pod, to an address that the node passes on,
+ * or to one of the node's that MASQUERADE would not pick.
+ */
+static __always_inline enum verdict from_outside(const struct packet *pkt,
+						 const enum family family,
+						 const struct uplink *uplink,
+						 __u64 now)
+{
+	union address src, dst;
+
+	destination(pkt, family, &dst);
+	source(pkt, family, &src);
+	if (is_only_address(uplink, &dst, family) ||
+	    is_broadcast(&dst, family) || cidr_keeps(&src, family))
 		return VERDICT_NO_FLOW;
 	return note_inbound(pkt, family, now) ? VERDICT_INBOUND :
 						VERDICT_NO_FLOW;
@@ -346,7 +362,7 @@ static __always_inline enum verdict ingress_verdict(struct __sk_buff *skb,
 		verdict = reply_of_flow(skb, pkt, family, now);
 	if (verdict)
 		return verdict;
-	return from_outside(pkt, family, now);
+	return from_outside(pkt, family, uplink, now);
 }
 
 SEC("tc")

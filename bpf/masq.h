@@ -51,7 +51,7 @@ enum verdict {
 	/* Left alone */
 	VERDICT_NOT_IP, /* no IP, or too short to be */
 	VERDICT_EXEMPT, /* multicast, broadcast, link scope, DHCP, NDP, MLD */
-	VERDICT_FOREIGN, /* source MAC is not the uplink's: a macvlan child's */
+	VERDICT_FOREIGN, /* a macvlan child's or a VLAN's, which only crosses */
 	VERDICT_KEEP_CIDR, /* destination in a non-masquerade CIDR */
 	VERDICT_KEEP_NODE, /* the node's own, with the address it should have */
 	VERDICT_KEEP_REPLY, /* of a connection that was opened from outside */
@@ -96,11 +96,6 @@ enum flow_state {
 	FLOW_SCTP,
 	FLOW_GENERIC,
 	FLOW_STATE_COUNT,
-};
-
-enum flow_flag {
-	FLOW_DYING = 1, /* being deleted: nobody may use it any more */
-	FLOW_REPLIED = 2,
 };
 
 /* What a prefix says of the packets that go there. */
@@ -165,9 +160,10 @@ struct flow {
 	__u32 ifindex; /* the uplink it leaves through */
 	__be16 nat_port;
 	__u8 state; /* enum flow_state */
-	__u8 flags; /* enum flow_flag */
+	__u8 dying; /* being deleted: nobody may use it any more */
 	__u32 tcp_end; /* sequence number after the newest byte sent */
-	__u32 pad;
+	__u8 replied;
+	__u8 pad[3];
 };
 
 /* A translated flow. The lock decides who deletes it, nothing else. */

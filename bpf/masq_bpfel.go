@@ -68,13 +68,6 @@ const (
 	MasqFamilyFAMILY_COUNT MasqFamily = 2
 )
 
-type MasqFlowFlag uint32
-
-const (
-	MasqFlowFlagFLOW_DYING   MasqFlowFlag = 1
-	MasqFlowFlagFLOW_REPLIED MasqFlowFlag = 2
-)
-
 type MasqFlowState uint32
 
 const (
@@ -154,9 +147,10 @@ type MasqMappingV4 struct {
 		Ifindex  uint32
 		NatPort  uint16
 		State    uint8
-		Flags    uint8
+		Dying    uint8
 		TcpEnd   uint32
-		Pad      uint32
+		Replied  uint8
+		Pad      [3]uint8
 	}
 	NatAddr uint32
 	Lock    struct {
@@ -174,9 +168,10 @@ type MasqMappingV6 struct {
 		Ifindex  uint32
 		NatPort  uint16
 		State    uint8
-		Flags    uint8
+		Dying    uint8
 		TcpEnd   uint32
-		Pad      uint32
+		Replied  uint8
+		Pad      [3]uint8
 	}
 	NatAddr [4]uint32
 	Lock    struct {

@@ -117,7 +117,7 @@ static __always_inline __u8 next_state(const struct flow *flow,
 		return pkt->flags & PACKET_LATER ?
 			       flow->state :
 			       tcp_state(pkt, flow->state, direction);
-	if (flow->state == FLOW_UDP && flow->flags & FLOW_REPLIED &&
+	if (flow->state == FLOW_UDP && flow->replied &&
 	    (__s64)(now - flow->created) > (__s64)UDP_STREAM_AGE)
 		return FLOW_UDP_STREAM;
 	return flow->state;
@@ -140,7 +140,7 @@ static __always_inline bool alive(const struct flow *flow, __u64 now)
 {
 	__s64 idle = now - flow->last_seen;
 
-	if (flow->flags & FLOW_DYING)
+	if (flow->dying)
 		return false;
 	if (idle < (__s64)LAST_SEEN_GRANULARITY)
 		return true;
@@ -152,8 +152,8 @@ static __always_inline void refresh(struct flow *flow, const struct packet *pkt,
 {
 	__u8 state;
 
-	if (direction == DIRECTION_INGRESS && !(flow->flags & FLOW_REPLIED))
-		flow->flags |= FLOW_REPLIED;
+	if (direction == DIRECTION_INGRESS && !flow->replied)
+		flow->replied = 1;
 	state = next_state(flow, pkt, now, direction);
 	if (state != flow->state) {
 		flow->state = state;
@@ -278,19 +278,17 @@ static __always_inline bool mark_dying(struct flow *flow, __u64 last_seen,
 		struct mapping_v4 *m = (struct mapping_v4 *)flow;
 
 		bpf_spin_lock(&m->lock);
-		mine = !(m->flow.flags & FLOW_DYING) &&
-		       m->flow.last_seen == last_seen;
+		mine = !m->flow.dying && m->flow.last_seen == last_seen;
 		if (mine)
-			m->flow.flags |= FLOW_DYING;
+			m->flow.dying = 1;
 		bpf_spin_unlock(&m->lock);
 	} else {
 		struct mapping_v6 *m = (struct mapping_v6 *)flow;
 
 		bpf_spin_lock(&m->lock);
-		mine = !(m->flow.flags & FLOW_DYING) &&
-		       m->flow.last_seen == last_seen;
+		mine = !m->flow.dying && m->flow.last_seen == last_seen;
 		if (mine)
-			m->flow.flags |= FLOW_DYING;
+			m->flow.dying = 1;
 		bpf_spin_unlock(&m->lock);
 	}
 	return mine;

@@ -66,6 +66,17 @@ static __always_inline bool exempt(const struct packet *pkt,
 	return family == FAMILY_V4 ? exempt_v4(pkt) : exempt_v6(pkt);
 }
 
+#define VLAN_ID_MASK 0x0fff
+
+/*
+ * Packets of a VLAN cross its parent with the tag beside them. They are the
+ * business of the VLAN's own programs. Tag 0 is a priority only.
+ */
+static __always_inline bool of_vlan(const struct __sk_buff *skb)
+{
+	return skb->vlan_present && skb->vlan_tci & VLAN_ID_MASK;
+}
+
 /*
  * macvlan children of an uplink send through its egress hook, past the node's
  * netfilter: their frames have a MAC of their own.

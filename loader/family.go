@@ -152,7 +152,7 @@ type flow struct {
 	lastSeen uint64
 	ifindex  uint32
 	state    bpf.MasqFlowState
-	flags    bpf.MasqFlowFlag
+	dying    bool
 }
 
 // natAddr is the masquerade address of f, which is of the family is6 says.
@@ -171,14 +171,14 @@ func (f *family) eachFlow(visit func(*flow)) error {
 		return scan(f.flows, func(k *bpf.MasqTupleV6, v *bpf.MasqMappingV6) {
 			e.key6, e.natAddr6 = *k, v.NatAddr
 			e.natPort, e.created, e.lastSeen, e.ifindex = v.Flow.NatPort, v.Flow.Created, v.Flow.LastSeen, v.Flow.Ifindex
-			e.state, e.flags = bpf.MasqFlowState(v.Flow.State), bpf.MasqFlowFlag(v.Flow.Flags)
+			e.state, e.dying = bpf.MasqFlowState(v.Flow.State), v.Flow.Dying != 0
 			visit(&e)
 		})
 	}
 	return scan(f.flows, func(k *bpf.MasqTupleV4, v *bpf.MasqMappingV4) {
 		e.key4, e.natAddr4 = *k, v.NatAddr
 		e.natPort, e.created, e.lastSeen, e.ifindex = v.Flow.NatPort, v.Flow.Created, v.Flow.LastSeen, v.Flow.Ifindex
-		e.state, e.flags = bpf.MasqFlowState(v.Flow.State), bpf.MasqFlowFlag(v.Flow.Flags)
+		e.state, e.dying = bpf.MasqFlowState(v.Flow.State), v.Flow.Dying != 0
 		visit(&e)
 	})
 }

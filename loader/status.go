@@ -182,7 +182,7 @@ func (d *Datapath) Translations() ([]api.Translation, error) {
 			idle := time.Duration(int64(now) - int64(e.lastSeen))
 			t.IdleSeconds = int(max(0, idle) / time.Second)
 			t.ExpiresSeconds = int((timeouts[e.state] - max(0, idle)) / time.Second)
-			if t.ExpiresSeconds >= 0 && e.flags&bpf.MasqFlowFlagFLOW_DYING == 0 {
+			if t.ExpiresSeconds >= 0 && !e.dying {
 				list = append(list, t)
 			}
 		})
