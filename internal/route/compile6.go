@@ -23,14 +23,11 @@ func compile6(candidates []candidate6) []AddressRule {
 	if len(candidates) == 0 {
 		return nil
 	}
-	cuts := []netip.Prefix{prefix6(10, 0xfe, 0x80), prefix6(8, 0xff)}
-	for _, l := range labels6() {
-		cuts = append(cuts, l.prefix)
-	}
+	cuts := cuts6()
 	for _, c := range candidates {
 		cuts = append(cuts, netip.PrefixFrom(c.addr, c.bits).Masked())
 	}
-	root := grow(prefix6(0), cuts, func(dst netip.Addr) []netip.Addr {
+	root := grow(netip.PrefixFrom(netip.IPv6Unspecified(), 0), cuts, func(dst netip.Addr) []netip.Addr {
 		if !reachable6(dst) {
 			return nil
 		}
@@ -42,6 +39,18 @@ func compile6(candidates []candidate6) []AddressRule {
 		return cmp.Or(cmp.Compare(b.Prefix.Bits(), a.Prefix.Bits()), a.Prefix.Addr().Compare(b.Prefix.Addr()))
 	})
 	return rules
+}
+
+// cuts6 are the prefixes at which scope6, label6, isORCHID or reachable6 change.
+func cuts6() []netip.Prefix {
+	var cuts []netip.Prefix
+	for _, p := range []string{
+		"::/96", "::1/128", "::ffff:0:0/96", "2001::/32", "2001:10::/28", "2002::/16", "3ffe::/16",
+		"fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8",
+	} {
+		cuts = append(cuts, netip.MustParsePrefix(p))
+	}
+	return cuts
 }
 
 // region is a node of the binary trie. It has two halves or none.

@@ -38,7 +38,18 @@ func enterNamespace(t *testing.T) {
 // ip runs lines of commands for iproute2 in the test's namespace.
 func ip(t *testing.T, lines ...string) {
 	t.Helper()
-	cmd := exec.Command("ip", "-batch", "-")
+	batch(t, lines)
+}
+
+// ip6 is for those commands that do not show their family.
+func ip6(t *testing.T, lines ...string) {
+	t.Helper()
+	batch(t, lines, "-6")
+}
+
+func batch(t *testing.T, lines []string, args ...string) {
+	t.Helper()
+	cmd := exec.Command("ip", append(args, "-batch", "-")...)
 	cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("ip %q: %v\n%s", lines, err, out)

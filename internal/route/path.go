@@ -44,6 +44,9 @@ func (t *Tracker) Path(dst, src netip.Addr) (Path, error) {
 }
 
 func (t *Tracker) find(dst, src netip.Addr) (route, error) {
+	if !dst.IsValid() {
+		return route{}, unix.EDESTADDRREQ
+	}
 	if !src.IsValid() || src.Is4() != dst.Is4() {
 		return t.conn.route(dst, netip.Addr{}, 0)
 	}

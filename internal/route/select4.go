@@ -4,7 +4,6 @@ package route
 
 import (
 	"cmp"
-	"maps"
 	"net/netip"
 	"slices"
 
@@ -39,22 +38,12 @@ func usable4(a address) bool {
 // rules4 are the masquerade addresses of a link by next hop. A link without
 // address of its own borrows one, as the kernel does: from its VRF, then from
 // the first link of the same VRF (or of none) that has one.
-//
-// The kernel goes through its list of devices in the order in which they came
-// into the namespace; user space sees the index, which differs only where a
-// device came back from another namespace.
 func (n node) rules4(l link, addrs map[int][]address) []AddressRule {
 	if own := slices.DeleteFunc(slices.Clone(addrs[l.index]), func(a address) bool { return !usable4(a) }); len(own) > 0 {
 		return compile4(own)
 	}
 	vrf := n.vrf(l)
-	lenders := []int{vrf}
-	for _, index := range slices.Sorted(maps.Keys(n.links)) {
-		if n.vrf(n.links[index]) == vrf {
-			lenders = append(lenders, index)
-		}
-	}
-	for _, index := range lenders {
+	for _, index := range append([]int{vrf}, n.domain(vrf)...) {
 		if a := select4(addrs[index], netip.Addr{}); a.IsValid() {
 			return []AddressRule{{Prefix: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Address: a}}
 		}

@@ -4,7 +4,6 @@ package route
 
 import (
 	"encoding/binary"
-	"maps"
 	"math/bits"
 	"net/netip"
 	"slices"
@@ -68,12 +67,8 @@ func (n node) candidates6(l link, addrs map[int][]address) []candidate6 {
 	links := []int{l.index}
 	if !l.v6.oifAddressesOnly {
 		vrf := n.vrf(l)
-		links = append(links, vrf)
-		for _, index := range slices.Sorted(maps.Keys(n.links)) {
-			if n.vrf(n.links[index]) == vrf {
-				links = append(links, index)
-			}
-		}
+		links = append(links, vrf) // considered again with the others, which makes no difference
+		links = append(links, n.domain(vrf)...)
 	}
 	var candidates []candidate6
 	for _, index := range links {
@@ -89,7 +84,7 @@ func (n node) candidates6(l link, addrs map[int][]address) []candidate6 {
 			}
 		}
 	}
-	return candidates
+	return slices.CompactFunc(candidates, func(a, b candidate6) bool { return a == b })
 }
 
 // usable6 leaves out addresses that are not assigned yet (RFC 4862), and those
@@ -127,46 +122,52 @@ func reachable6(a netip.Addr) bool {
 // The methods of netip.Addr look through an IPv4-mapped address, the kernel does
 // not. So these look at the bytes.
 
-func isLinkLocal(a netip.Addr) bool  { return a.Is6() && prefix6(10, 0xfe, 0x80).Contains(a) }
-func isSiteLocal(a netip.Addr) bool  { return prefix6(10, 0xfe, 0xc0).Contains(a) }
-func isORCHID(a netip.Addr) bool     { return prefix6(28, 0x20, 0x01, 0x00, 0x10).Contains(a) }
-func isCompatible(a netip.Addr) bool { return prefix6(96).Contains(a) }
-func isLoopback(a netip.Addr) bool   { return a == netip.IPv6Loopback() }
-
-// prefix6 makes a prefix of its first bytes.
-func prefix6(bits int, first ...byte) netip.Prefix {
-	var b [16]byte
-	copy(b[:], first)
-	return netip.PrefixFrom(netip.AddrFrom16(b), bits)
+func isLinkLocal(a netip.Addr) bool {
+	b := a.As16()
+	return a.Is6() && b[0] == 0xfe && b[1]&0xc0 == 0x80
 }
 
-// label is an entry of the policy table of RFC 6724, section 2.1.
-type label struct {
-	prefix netip.Prefix
-	value  int
+func isSiteLocal(a netip.Addr) bool {
+	b := a.As16()
+	return b[0] == 0xfe && b[1]&0xc0 == 0xc0
 }
 
-// labels6 is ip6addrlbl_init_table of net/ipv6/addrlabel.c, longest prefix first.
-// ::/0 has label 1.
-func labels6() [9]label {
-	return [9]label{
-		{netip.PrefixFrom(netip.IPv6Loopback(), 128), 0},
-		{prefix6(96), 3},
-		{prefix6(96, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff), 4},
-		{prefix6(32, 0x20, 0x01), 6},
-		{prefix6(28, 0x20, 0x01, 0x00, 0x10), 7},
-		{prefix6(16, 0x20, 0x02), 2},
-		{prefix6(16, 0x3f, 0xfe), 12},
-		{prefix6(10, 0xfe, 0xc0), 11},
-		{prefix6(7, 0xfc), 5},
-	}
+func isLoopback(a netip.Addr) bool { return a == netip.IPv6Loopback() }
+
+func isCompatible(a netip.Addr) bool {
+	b := a.As16()
+	return [12]byte(b[:12]) == [12]byte{}
 }
 
+// isORCHID: RFC 4843, 2001:10::/28.
+func isORCHID(a netip.Addr) bool {
+	b := a.As16()
+	return [3]byte(b[:3]) == [3]byte{0x20, 0x01, 0x00} && b[3]&0xf0 == 0x10
+}
+
+// label6 is the label in the policy table of RFC 6724, section 2.1, as in
+// ip6addrlbl_init_table of net/ipv6/addrlabel.c.
 func label6(a netip.Addr) int {
-	for _, l := range labels6() {
-		if l.prefix.Contains(a) {
-			return l.value
-		}
+	b := a.As16()
+	switch {
+	case isLoopback(a):
+		return 0
+	case isCompatible(a):
+		return 3
+	case a.Is4In6():
+		return 4
+	case [4]byte(b[:4]) == [4]byte{0x20, 0x01}: // 2001::/32
+		return 6
+	case isORCHID(a):
+		return 7
+	case b[0] == 0x20 && b[1] == 0x02: // 2002::/16
+		return 2
+	case b[0] == 0x3f && b[1] == 0xfe: // 3ffe::/16
+		return 12
+	case isSiteLocal(a):
+		return 11
+	case b[0]&0xfe == 0xfc: // fc00::/7
+		return 5
 	}
 	return 1
 }

@@ -135,7 +135,7 @@ func (t *Tracker) Run(ctx context.Context) error {
 func (t *Tracker) listen(ctx context.Context) error {
 	defer context.AfterFunc(ctx, t.events.Close)()
 	for {
-		messages, _, err := t.events.Receive()
+		messages, from, err := t.events.Receive()
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -148,7 +148,7 @@ func (t *Tracker) listen(ctx context.Context) error {
 			t.log.Warn("receive network events", "error", err)
 			t.invalidate(staleAll)
 			pause(ctx, retryDelay)
-		default:
+		case from.Pid == nl.PidKernel:
 			t.note(messages)
 		}
 	}

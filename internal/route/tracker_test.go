@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,7 +25,7 @@ func TestFoundUplinks(t *testing.T) {
 		{"link that is down", []string{"tuntap add t0 mode tun", "addr add 192.0.2.1/24 dev t0"}, ""},
 		{"link without route", []string{"tuntap add t0 mode tun", "link set t0 up"}, ""},
 		{"address without subnet", []string{"tuntap add t0 mode tun", "link set t0 up", "addr add 192.0.2.1/32 dev t0"}, ""},
-		{"IPv6 subnet", []string{"tuntap add t0 mode tun", "link set t0 up", "addr add 2001:db8::1/64 dev t0"}, "t0"},
+		{"IPv6 subnet", []string{"tuntap add t0 mode tun", "link set t0 up", "addr add 2001:db8::1/64 dev t0 nodad"}, "t0"},
 		{"route in another table", []string{"tuntap add t0 mode tun", "link set t0 up", "route add 198.51.100.0/24 dev t0 table 1234"}, "t0"},
 		{"unreachable and blackhole routes", []string{"tuntap add t0 mode tun", "link set t0 up", "route add unreachable 198.51.100.0/24", "route add blackhole default"}, ""},
 		{"veth with a subnet leads to a pod", []string{"link add v0 type veth peer v1", "link set v0 up", "link set v1 up", "addr add 10.1.0.1/24 dev v0", "route add 10.2.0.1/32 dev v0"}, ""},
@@ -69,7 +70,7 @@ func TestFoundUplinks(t *testing.T) {
 
 func TestServedLinkStaysServed(t *testing.T) {
 	enterNamespace(t)
-	ip(t, "tuntap add t0 mode tun", "link set t0 up", "addr add 192.0.2.1/24 dev t0", "addr add 2001:db8::1/64 dev t0")
+	ip(t, "tuntap add t0 mode tun", "link set t0 up", "addr add 192.0.2.1/24 dev t0", "addr add 2001:db8::1/64 dev t0 nodad")
 	tr := track(t, Options{})
 	if got, want := tr.Snapshot().String(), "t0 192.0.2.1 2001:db8::1, 2 addresses"; got != want {
 		t.Fatalf("at first %s, want %s", got, want)
@@ -160,8 +161,8 @@ func TestAddresses(t *testing.T) {
 	ip(t, "tuntap add t0 mode tun", "link set t0 up",
 		"addr add 192.0.2.2/24 dev t0", "addr add 192.0.2.1/24 dev t0", // the second one is secondary
 		"addr add 10.0.0.1 peer 10.0.0.2/32 dev t0", "addr add 169.254.1.1/32 dev lo",
-		"addr add 2001:db8::1/64 dev t0", "addr add fe80::1/64 dev t0",
-		"addr add fd00::1/128 dev lo", "addr add fd00::1/128 dev t0")
+		"addr add 2001:db8::1/64 dev t0 nodad", "addr add fe80::1/64 dev t0 nodad",
+		"addr add fd00::1/128 dev lo nodad", "addr add fd00::1/128 dev t0 nodad")
 	got := fmt.Sprint(newTracker(t, Options{}).Snapshot().Addresses)
 	if want := "[10.0.0.1 169.254.1.1 192.0.2.1 192.0.2.2 2001:db8::1 fd00::1]"; got != want {
 		t.Errorf("addresses %s, want %s", got, want)
@@ -198,11 +199,15 @@ func TestPodsComeAndGo(t *testing.T) {
 			fmt.Sprintf("link set pod%d up", i), fmt.Sprintf("link set eth%d up", i),
 			fmt.Sprintf("route add 10.1.%d.%d/32 dev pod%d", i/256, i%256, i))
 	}
+	requests := atomic.LoadUint32(&tr.conn.socket.Seq)
 	ip(t, append(lines, "link del group 7")...)
 	select {
 	case <-tr.Changed():
 		t.Errorf("a change: %s", tr.Snapshot())
 	default:
+	}
+	if n := atomic.LoadUint32(&tr.conn.socket.Seq) - requests; n > 0 {
+		t.Errorf("%d listings because of pods", n)
 	}
 	barrier(t, tr)
 	<-tr.Changed()
@@ -254,7 +259,7 @@ func TestSettle(t *testing.T) {
 func TestPath(t *testing.T) {
 	enterNamespace(t)
 	sysctl(t, "net/ipv4/ip_forward", "1")
-	ip(t, "tuntap add t0 mode tun", "link set t0 up", "addr add 192.0.2.1/24 dev t0", "addr add 2001:db8::1/64 dev t0",
+	ip(t, "tuntap add t0 mode tun", "link set t0 up", "addr add 192.0.2.1/24 dev t0", "addr add 2001:db8::1/64 dev t0 nodad",
 		"tuntap add t1 mode tun", "link set t1 up", "addr add 198.51.100.1/24 dev t1",
 		"link add v0 type veth peer v1", "link set v0 up", "link set v1 up", "route add 10.1.0.2/32 dev v0",
 		"route add default via 192.0.2.254", "route add ::/0 via 2001:db8::fe",
@@ -299,7 +304,7 @@ func TestPath(t *testing.T) {
 func TestMasqueradeByPath(t *testing.T) {
 	enterNamespace(t)
 	ip(t, "tuntap add t0 mode tun", "link set t0 up",
-		"addr add 192.0.2.1/24 dev t0", "addr add 198.51.100.1/24 dev t0", "addr add 2001:db8::1/64 dev t0",
+		"addr add 192.0.2.1/24 dev t0", "addr add 198.51.100.1/24 dev t0", "addr add 2001:db8::1/64 dev t0 nodad",
 		"route add default via 198.51.100.254", "route add 203.0.113.0/24 via inet6 2001:db8::fe dev t0",
 		"route add ::/0 via 2001:db8::fe",
 		"link add v0 type veth peer v1", "link set v0 up", "link set v1 up", "route add 10.1.0.2/32 dev v0")

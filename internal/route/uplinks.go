@@ -101,6 +101,21 @@ func (n node) vrf(l link) int {
 	return 0
 }
 
+// domain lists the links of a VRF, or those of none for 0.
+//
+// The kernel goes through its devices in the order in which they came into the
+// namespace. User space sees the index, which differs only where a device came
+// back from another namespace.
+func (n node) domain(vrf int) []int {
+	var links []int
+	for _, index := range slices.Sorted(maps.Keys(n.links)) {
+		if n.vrf(n.links[index]) == vrf {
+			links = append(links, index)
+		}
+	}
+	return links
+}
+
 // matches reports whether a pattern is the name or a glob that it matches. The
 // patterns are good ones.
 func matches(patterns []string, name string) bool {
