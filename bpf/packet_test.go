@@ -202,7 +202,6 @@ func (p packet) reply() packet {
 	case p.tcpFlags == "S":
 		p.tcpFlags = "SA"
 	}
-	p.mac = routerMAC
 	return p
 }
 

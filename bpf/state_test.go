@@ -5,7 +5,6 @@ package bpf
 import (
 	"bytes"
 	"encoding/binary"
-	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -318,83 +317,4 @@ func (d *datapath) advance(f fate, perCPU []MasqCounter, size uint64) bool {
 		d.Fatalf("%v counted %d packets of %d octets, want 1 of %d", f, packets, octets, size)
 	}
 	return true
-}
-
-// step is a packet, its verdict, and what it looks like afterwards.
-type step struct {
-	direction MasqDirection
-	in        packet
-	verdict   MasqVerdict
-	out       packet
-}
-
-// leaves is a step at egress, arrives one at ingress. Without a packet to
-// come out, what goes in comes out as it was.
-func leaves(in packet, verdict MasqVerdict, out ...packet) step {
-	return step{egress, in, verdict, append(out, in)[0]}
-}
-
-func arrives(in packet, verdict MasqVerdict, out ...packet) step {
-	if in.mac == ([6]uint8{}) {
-		in.mac = routerMAC
-	}
-	s := step{ingress, in, verdict, append(out, in)[0]}
-	s.out.mac = in.mac
-	return s
-}
-
-// take runs one step and holds its verdict, the packet with all checksums, and
-// what it did to the maps: opening makes one flow, and nothing else does.
-func (d *datapath) take(name string, s step) {
-	d.Helper()
-	flows, noted := len(d.flows()), len(d.inbounds())
-	got := d.run(s.direction, s.in.frame())
-	if got.verdict != s.verdict {
-		d.Fatalf("%s: %v: got %s, want %s", name, s.in, verdictName(got.verdict), verdictName(s.verdict))
-	}
-	if want := s.out.frame(); !bytes.Equal(got.frame, want) {
-		d.Fatalf("%s: %v:\n got %x\nwant %x (%v)", name, s.in, got.frame, want, s.out)
-	}
-	wantFlows, wantNoted := flows, noted
-	if s.verdict == MasqVerdictVERDICT_OPENED {
-		wantFlows++
-	}
-	if s.verdict == MasqVerdictVERDICT_INBOUND {
-		wantNoted++
-	}
-	if after := len(d.checkPairs()); after != wantFlows {
-		d.Fatalf("%s: %d flows after %d, want %d", name, after, flows, wantFlows)
-	}
-	if after := len(d.inbounds()); after > wantNoted {
-		d.Fatalf("%s: %d connections from outside noted after %d", name, after, noted)
-	}
-}
-
-// row is one case of a table, named after its outcome. trap is the number of
-// the known mistake that it guards against, where it has one.
-type row struct {
-	name   string
-	trap   int
-	config config
-	only   *hosts // one family
-	steps  func(h hosts) []step
-}
-
-// runTable runs each row on a fresh datapath in each family.
-func runTable(t *testing.T, rows []row) {
-	t.Helper()
-	for _, r := range rows {
-		of := families
-		if r.only != nil {
-			of = []hosts{*r.only}
-		}
-		for _, h := range of {
-			t.Run(fmt.Sprintf("%s/%v", r.name, h), func(t *testing.T) {
-				d := load(t, r.config)
-				for i, s := range r.steps(h) {
-					d.take(fmt.Sprintf("step %d", i), s)
-				}
-			})
-		}
-	}
 }
