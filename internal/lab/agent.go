@@ -53,7 +53,7 @@ func buildAgent() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(directory)
+	defer func() { _ = os.RemoveAll(directory) }()
 	path := filepath.Join(directory, "ip-masq-agent")
 	build := exec.Command("go", "build", "-o", path, agentPackage)
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -150,7 +150,7 @@ func (a *Agent) Get(path string) (code int, body string, err error) {
 	if err != nil {
 		return 0, "", err
 	}
-	defer response.Body.Close()
+	defer func() { _ = response.Body.Close() }()
 	content, err := io.ReadAll(response.Body)
 	return response.StatusCode, string(content), err
 }
@@ -205,8 +205,7 @@ func RunAgent(tb testing.TB, ns *Namespace, args ...string) Output {
 	cmd.Args[0] = "ip-masq-agent"
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
+	if _, ran := errors.AsType[*exec.ExitError](err); err != nil && !ran {
 		tb.Fatal(err)
 	}
 	return Output{Stdout: stdout.String(), Stderr: stderr.String(), Code: cmd.ProcessState.ExitCode()}

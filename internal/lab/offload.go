@@ -27,7 +27,7 @@ func (ns *Namespace) turnOffloadsOff(link string) error {
 		if err != nil {
 			return fmt.Errorf("open ethtool socket: %w", err)
 		}
-		defer unix.Close(fd)
+		defer func() { _ = unix.Close(fd) }()
 		for _, command := range []uint32{
 			unix.ETHTOOL_SGRO, unix.ETHTOOL_STSO, unix.ETHTOOL_SGSO, unix.ETHTOOL_SSG,
 			unix.ETHTOOL_STXCSUM, unix.ETHTOOL_SRXCSUM,

@@ -50,7 +50,7 @@ func (p *Ping) open(source netip.Addr, id uint16) error {
 		return fmt.Errorf("open echo socket: %w", err)
 	}
 	file := os.NewFile(uintptr(fd), "ping")
-	defer file.Close()
+	defer func() { _ = file.Close() }()
 	if err := unix.Bind(fd, address); err != nil {
 		return fmt.Errorf("bind echo socket: %w", err)
 	}

@@ -31,7 +31,7 @@ func (ns *Namespace) Serve(tb testing.TB, network string, at netip.AddrPort) net
 		if err != nil {
 			tb.Fatal(err)
 		}
-		tb.Cleanup(func() { conn.Close() })
+		tb.Cleanup(func() { _ = conn.Close() })
 		go serveUDP(conn)
 		return conn.LocalAddr().(*net.UDPAddr).AddrPort()
 	}
@@ -39,7 +39,7 @@ func (ns *Namespace) Serve(tb testing.TB, network string, at netip.AddrPort) net
 	if err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(func() { listener.Close() })
+	tb.Cleanup(func() { _ = listener.Close() })
 	go serveTCP(listener)
 	return listener.Addr().(*net.TCPAddr).AddrPort()
 }
@@ -65,7 +65,7 @@ func serveTCP(listener net.Listener) {
 			return
 		}
 		go func() {
-			defer conn.Close()
+			defer func() { _ = conn.Close() }()
 			if _, err := fmt.Fprintln(conn, conn.RemoteAddr()); err == nil {
 				_, _ = io.Copy(conn, conn)
 			}

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -211,8 +212,7 @@ func (b *bench) openPing(l *live, local netip.AddrPort) error {
 	l.ask = func() (netip.AddrPort, error) {
 		asked++
 		mark := fmt.Appendf(nil, "%s %d from %d, question %d|", b.Name(), local.Port(), l.from, asked)
-		payload := append(mark, make([]byte, l.size)...)
-		if err := ping.Echo(payload); err != nil || l.offWires {
+		if err := ping.Echo(slices.Concat(mark, make([]byte, l.size))); err != nil || l.offWires {
 			return local, err
 		}
 		return b.findRequest(l.remote.Addr(), mark)

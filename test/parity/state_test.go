@@ -162,7 +162,7 @@ func fragmentedAnswer(b *bench, is6, reversed bool) {
 		b.Fatal(err)
 	}
 	got := make([]byte, 2*len(payload))
-	n, err := conn.Conn.Read(got)
+	n, err := conn.Read(got)
 	if err != nil || !bytes.Equal(got[:n], payload) {
 		b.Errorf("got %d bytes of %d, %v; on the wire:\n%s", n, len(payload), err, b.wireLog(remote.Addr()))
 	}
