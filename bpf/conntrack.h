@@ -154,7 +154,12 @@ static __always_inline bool answers_inbound(struct scratch *s,
 	} else {
 		tuple = pkt->tuple;
 	}
-	if (!(pkt->flags & PACKET_PORTS))
+	/*
+	 * A question of ICMP is no answer. Where its identifier happens to be
+	 * its type, its tuple is that of one.
+	 */
+	if (!(pkt->flags & PACKET_PORTS) ||
+	    (pkt == &s->packet && pkt->flags & PACKET_QUERY))
 		return false;
 	inbound = find_inbound(&tuple, family);
 	if (!inbound || !inbound_alive(inbound, pkt->proto, now))

@@ -190,6 +190,9 @@ static __always_inline enum verdict icmp_error_egress(struct __sk_buff *skb,
 
 	if (!s || !parse_quote(skb, &s->packet, &s->quote, family))
 		return VERDICT_UNDECIDED;
+	/* What asked the pod came from outside, not behind a flow. */
+	if (s->quote.flags & PACKET_QUERY)
+		return VERDICT_UNDECIDED;
 	mirror(&s->quote.tuple, &tuple, family);
 	flow = find_flow(&tuple, family);
 	if (!flow || !alive(flow, now))
@@ -216,6 +219,8 @@ static __always_inline enum verdict icmp_error_ingress(struct __sk_buff *skb,
 	struct flow *flow;
 
 	if (!s || !parse_quote(skb, &s->packet, &s->quote, family))
+		return VERDICT_UNDECIDED;
+	if (s->quote.flags & PACKET_REPLY)
 		return VERDICT_UNDECIDED;
 	mirror(&s->quote.tuple, &reply, family);
 	if (!find_origin(&reply, family, &origin))

@@ -122,10 +122,13 @@ static __always_inline bool is_broadcast(const union address *addr,
  * A reply of a connection from outside, or a packet of an open flow whose CIDR
  * was exempt until recently. conntrack proves replies and nothing else: an
  * established flow in original direction may be one whose translation died.
+ * Our notes do not excuse the node's own packets: those need no excuse but when
+ * they clash with a pod's flow.
  */
 static __always_inline enum verdict
 older_than_us(struct __sk_buff *skb, struct scratch *s,
-	      const union address *dst, const enum family family, __u64 now)
+	      const union address *dst, bool own, const enum family family,
+	      __u64 now)
 {
 	struct packet *pkt = &s->packet;
 	enum conntrack_view view;
@@ -136,7 +139,7 @@ older_than_us(struct __sk_buff *skb, struct scratch *s,
 	view = conntrack_view(skb, pkt, family);
 	if (view == CONNTRACK_REPLY)
 		return VERDICT_KEEP_REPLY;
-	if (view != CONNTRACK_NEW && answers_inbound(s, family, now))
+	if (!own && view != CONNTRACK_NEW && answers_inbound(s, family, now))
 		return VERDICT_KEEP_REPLY;
 	first = view == CONNTRACK_NEW ||
 		(view == CONNTRACK_UNKNOWN && pkt->proto != IPPROTO_TCP);
@@ -147,7 +150,8 @@ older_than_us(struct __sk_buff *skb, struct scratch *s,
 
 /*
  * A packet towards a masqueraded destination that no flow accounts for, with a
- * source that is not what it should be: the last questions, then a new flow.
+ * source that is not what it should be, or is but clashes: the last questions,
+ * then a new flow.
  */
 static __always_inline enum verdict unknown_flow(struct __sk_buff *skb,
 						 const enum family family)
@@ -155,22 +159,26 @@ static __always_inline enum verdict unknown_flow(struct __sk_buff *skb,
 	const struct uplink *uplink = this_uplink();
 	struct scratch *s = this_scratch();
 	__u64 now = bpf_ktime_get_ns();
+	union address src, dst;
 	enum verdict verdict;
 	struct packet *pkt;
-	union address dst;
+	bool usable, own;
 
 	if (!s || !uplink)
 		return VERDICT_NOT_IP;
 	pkt = &s->packet;
+	source(pkt, family, &src);
 	destination(pkt, family, &dst);
-	verdict = older_than_us(skb, s, &dst, family, now);
+	usable = masquerade_address(skb, pkt, family, uplink, &s->addr);
+	own = usable && same_address(&src, &s->addr, family);
+	verdict = older_than_us(skb, s, &dst, own, family, now);
 	if (verdict)
 		return verdict;
 	if (!(pkt->flags & PACKET_PORTS) || !may_open(pkt, family))
 		return stray(pkt, family);
 	if (is_broadcast(&dst, family))
 		return VERDICT_EXEMPT;
-	if (!masquerade_address(skb, pkt, family, uplink, &s->addr))
+	if (!usable)
 		return VERDICT_DROP_NO_ADDRESS;
 	verdict = open_flow(skb, s, family, now);
 	if (verdict >= VERDICT_DROP_FIRST)

@@ -249,10 +249,11 @@ static __always_inline void parse_tcp(struct __sk_buff *skb, struct packet *pkt,
 				      const enum family family)
 {
 	struct tcphdr tcp;
-	__u8 flags;
+	__u8 flags, last;
 
 	if (bpf_skb_load_bytes(skb, pkt->l4, &tcp, sizeof(tcp)) ||
-	    tcp.doff < 5) {
+	    tcp.doff < 5 ||
+	    bpf_skb_load_bytes(skb, pkt->l4 + tcp.doff * 4 - 1, &last, 1)) {
 		pkt->flags |= PACKET_MALFORMED;
 		return;
 	}
@@ -375,6 +376,7 @@ static __always_inline enum verdict parse_v6(struct __sk_buff *skb,
 					     struct packet *pkt)
 {
 	struct ipv6hdr ip;
+	int i;
 
 	if (bpf_skb_load_bytes(skb, pkt->l3, &ip, sizeof(ip)) ||
 	    ip.version != 6)
@@ -384,9 +386,13 @@ static __always_inline enum verdict parse_v6(struct __sk_buff *skb,
 	__builtin_memcpy(pkt->tuple.v6.saddr, &ip.saddr, 16);
 	__builtin_memcpy(pkt->tuple.v6.daddr, &ip.daddr, 16);
 
-	for (int i = 0; i < LIMIT_IPV6_HEADERS; i++)
+	for (i = 0; i < LIMIT_IPV6_HEADERS; i++)
 		if (!step_over(skb, pkt))
 			break;
+	/* What is behind still more headers is not known to be ours to change.
+	 */
+	if (i == LIMIT_IPV6_HEADERS)
+		pkt->flags |= PACKET_MALFORMED;
 	pkt->tuple.v6.proto = pkt->proto;
 	return VERDICT_UNDECIDED;
 }

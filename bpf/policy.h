@@ -26,9 +26,25 @@ static __always_inline bool exempt_v4(const struct packet *pkt)
 	/* Multicast, 224.0.0.0/4. */
 	if ((t->daddr & bpf_htonl(0xf0000000)) == bpf_htonl(0xe0000000))
 		return true;
-	return pkt->proto == IPPROTO_UDP && pkt->flags & PACKET_PORTS &&
-	       t->sport == bpf_htons(DHCP_CLIENT_PORT) &&
-	       t->dport == bpf_htons(DHCP_SERVER_PORT);
+	return false;
+}
+
+/*
+ * The node's own DHCP client renews from its address and port 68, and would
+ * not know another (RFC 2131 section 4.4.5).
+ */
+static __always_inline bool dhcp_client(const struct packet *pkt,
+					const enum family family)
+{
+	const struct tuple_v4 *t = &pkt->tuple.v4;
+	const enum node_address *kind;
+
+	if (family != FAMILY_V4 || pkt->proto != IPPROTO_UDP ||
+	    t->sport != bpf_htons(DHCP_CLIENT_PORT) ||
+	    t->dport != bpf_htons(DHCP_SERVER_PORT))
+		return false;
+	kind = bpf_map_lookup_elem(&node_v4, &t->saddr);
+	return kind && *kind == NODE_ADDRESS_LOCAL;
 }
 
 /* Neighbour and multicast listener discovery: RFC 4861, 3810, 4286. */
@@ -63,7 +79,8 @@ static __always_inline bool exempt_v6(const struct packet *pkt)
 static __always_inline bool exempt(const struct packet *pkt,
 				   const enum family family)
 {
-	return family == FAMILY_V4 ? exempt_v4(pkt) : exempt_v6(pkt);
+	return (family == FAMILY_V4 ? exempt_v4(pkt) : exempt_v6(pkt)) ||
+	       dhcp_client(pkt, family);
 }
 
 #define VLAN_ID_MASK 0x0fff
@@ -197,7 +214,7 @@ static __always_inline bool may_open(const struct packet *pkt,
 	return !is_icmp(pkt, family) || pkt->flags & PACKET_QUERY;
 }
 
-/* An outgoing SYN is never a reply, whatever any table says. */
+/* A SYN opens: it is never a reply, whatever any table says. */
 static __always_inline bool opens_tcp(const struct packet *pkt)
 {
 	return pkt->proto == IPPROTO_TCP &&
