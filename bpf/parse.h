@@ -19,9 +19,6 @@
 #ifndef IPPROTO_SCTP
 #define IPPROTO_SCTP 132
 #endif
-#ifndef IPPROTO_AH
-#define IPPROTO_AH 51
-#endif
 
 #define IP_FLAG_MF 0x2000
 #define IP_OFFSET_MASK 0x1fff
@@ -333,24 +330,24 @@ struct ipv6_extension {
 	__be32 id;
 };
 
+/* Headers that say where they end; AH and ESP are protocols for us. */
+static __always_inline bool is_extension(__u8 proto)
+{
+	return proto == IPPROTO_HOPOPTS || proto == IPPROTO_ROUTING ||
+	       proto == IPPROTO_DSTOPTS || proto == IPPROTO_FRAGMENT;
+}
+
 /*
- * Steps over one extension header (RFC 8200 section 4). Returns false at what
- * is none, or one that cannot be stepped over: the protocol for us.
+ * Steps over one extension header (RFC 8200 section 4). False at what is none,
+ * or is a later fragment's.
  */
 static __always_inline bool step_over(struct __sk_buff *skb, struct packet *pkt)
 {
 	struct ipv6_extension ext;
 	__u16 fragment;
 
-	switch (pkt->proto) {
-	case IPPROTO_HOPOPTS:
-	case IPPROTO_ROUTING:
-	case IPPROTO_DSTOPTS:
-	case IPPROTO_FRAGMENT:
-		break;
-	default:
+	if (!is_extension(pkt->proto))
 		return false;
-	}
 	if (bpf_skb_load_bytes(skb, pkt->l4, &ext, sizeof(ext))) {
 		pkt->flags |= PACKET_MALFORMED;
 		return false;
@@ -391,7 +388,7 @@ static __always_inline enum verdict parse_v6(struct __sk_buff *skb,
 			break;
 	/* What is behind still more headers is not known to be ours to change.
 	 */
-	if (i == LIMIT_IPV6_HEADERS)
+	if (i == LIMIT_IPV6_HEADERS && is_extension(pkt->proto))
 		pkt->flags |= PACKET_MALFORMED;
 	pkt->tuple.v6.proto = pkt->proto;
 	return VERDICT_UNDECIDED;
