@@ -101,6 +101,9 @@ func runAgent(ctx context.Context, env environment, o *options, log *slog.Logger
 		return err
 	}
 	defer control.Close()
+	build := thisVersion()
+	log.Info("ip-masq-agent starts", "version", build.Version, "kernel", kernelRelease(),
+		"datapath", o.datapath, "config", o.config.Path)
 	network, err := route.NewTracker(route.Options{Interfaces: o.interfaces, Log: log})
 	if err != nil {
 		return fmt.Errorf("read the node's network: %w", err)
@@ -110,7 +113,6 @@ func runAgent(ctx context.Context, env environment, o *options, log *slog.Logger
 	if err != nil {
 		return err
 	}
-	build := thisVersion()
 	a := agent.New(agent.Options{
 		Build:              agent.Build{Version: build.Version, Revision: build.Commit, GoVersion: build.Go},
 		Config:             o.config,
@@ -137,12 +139,16 @@ func runAgent(ctx context.Context, env environment, o *options, log *slog.Logger
 	return a.Run(ctx)
 }
 
-func openDatapath(env environment, o *options, log *slog.Logger) (agent.Datapath, error) {
-	chosen, ok := env.datapaths[o.datapath]
-	if !ok {
-		return nil, fmt.Errorf("this build has no %s datapath", o.datapath)
+func kernelRelease() string {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return unknown
 	}
-	d, err := chosen.open(o, log)
+	return unix.ByteSliceToString(name.Release[:])
+}
+
+func openDatapath(env environment, o *options, log *slog.Logger) (agent.Datapath, error) {
+	d, err := env.datapaths[o.datapath].open(o, log)
 	if err != nil {
 		return nil, fmt.Errorf("open the %s datapath: %w", o.datapath, err)
 	}
@@ -157,9 +163,9 @@ func dryRun(env environment, o *options, log *slog.Logger, stdout io.Writer) err
 		return fmt.Errorf("read the node's network: %w", err)
 	}
 	defer network.Close()
-	d, err := openDatapath(env, o, log)
+	d, err := env.datapaths[o.datapath].dry(o, log)
 	if err != nil {
-		return err
+		return fmt.Errorf("plan the %s datapath: %w", o.datapath, err)
 	}
 	defer d.Close()
 	result, refused := config.Load(o.config)

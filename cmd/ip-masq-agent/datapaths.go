@@ -8,17 +8,22 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
 	"slices"
 
 	"ip-masq-agent/internal/agent"
 	"ip-masq-agent/internal/api"
 	"ip-masq-agent/iptables"
+	"ip-masq-agent/loader"
 )
 
 // datapath is what the commands need of one datapath.
 type datapath struct {
 	// open makes it, without effect on packets before its first Sync.
 	open func(*options, *slog.Logger) (agent.Datapath, error)
+
+	// dry makes one that is there to Plan and touches nothing.
+	dry func(*options, *slog.Logger) (agent.Datapath, error)
 
 	// inspect looks at what an agent left in the kernel, for the time when none
 	// runs. False: nothing is there.
@@ -34,8 +39,16 @@ type datapath struct {
 // datapaths are those that --datapath selects from.
 func datapaths() map[string]datapath {
 	return map[string]datapath{
+		agent.EBPF: {
+			open:    openEBPF,
+			dry:     dryEBPF,
+			inspect: inspectEBPF,
+			giveWay: cleanupEBPF,
+			cleanup: cleanupEBPF,
+		},
 		agent.IPTables: {
 			open:    openIPTables,
+			dry:     openIPTables,
 			inspect: inspectIPTables,
 			giveWay: cleanupIPTables,
 			cleanup: cleanupIPTables,
@@ -96,4 +109,51 @@ func inspectIPTables(ctx context.Context, o *options, log *slog.Logger) (api.Dat
 		return api.DatapathStatus{}, false, err
 	}
 	return api.DatapathStatus{Backend: found.Backend, Warnings: found.Warnings}, true, nil
+}
+
+func ebpfOptions(o *options, log *slog.Logger) loader.Options {
+	return loader.Options{
+		PinPath:      o.pinPath,
+		IPv6:         o.config.EnableIPv6,
+		RandomFully:  o.randomFully,
+		ToPorts:      o.toPorts,
+		NodePorts:    o.nodePorts,
+		DropInvalid:  o.dropInvalid,
+		NATTableSize: o.natTableSize,
+		Log:          log,
+	}
+}
+
+func openEBPF(o *options, log *slog.Logger) (agent.Datapath, error) {
+	d, err := loader.New(ebpfOptions(o, log))
+	var unsupported *loader.UnsupportedError
+	if errors.As(err, &unsupported) {
+		return nil, missingError{datapath: agent.EBPF, what: unsupported.Missing}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// dryEBPF loads nothing: a plan needs neither programs nor maps.
+func dryEBPF(*options, *slog.Logger) (agent.Datapath, error) {
+	return new(loader.Datapath), nil
+}
+
+func cleanupEBPF(_ context.Context, o *options, log *slog.Logger) error {
+	return loader.Cleanup(ebpfOptions(o, log))
+}
+
+// inspectEBPF tells by its pins whether the datapath is there: it works without
+// an agent, and what is not pinned is gone.
+func inspectEBPF(_ context.Context, o *options, _ *slog.Logger) (api.DatapathStatus, bool, error) {
+	pins, err := os.ReadDir(o.pinPath)
+	if errors.Is(err, os.ErrNotExist) || err == nil && len(pins) == 0 {
+		return api.DatapathStatus{}, false, nil
+	}
+	if err != nil {
+		return api.DatapathStatus{}, false, fmt.Errorf("look at pins: %w", err)
+	}
+	return api.DatapathStatus{Backend: api.Backend{Name: agent.EBPF, Reason: "pinned under " + o.pinPath}}, true, nil
 }

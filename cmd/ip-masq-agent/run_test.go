@@ -127,6 +127,7 @@ func (s *stage) fake(name string) datapath {
 			s.opened = o
 			return fake, nil
 		},
+		dry: func(*options, *slog.Logger) (agent.Datapath, error) { return fake, nil },
 		inspect: func(context.Context, *options, *slog.Logger) (api.DatapathStatus, bool, error) {
 			status, err := fake.Status()
 			return status, name == s.left, err

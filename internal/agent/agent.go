@@ -15,7 +15,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	"ip-masq-agent/internal/config"
 	"ip-masq-agent/internal/httpserver"
@@ -106,7 +105,6 @@ func (a *Agent) Resync() {
 // Run syncs until ctx ends, and then returns nil within stopTimeout: what the
 // kernel runs stays. It fails only if the network can no longer be followed.
 func (a *Agent) Run(ctx context.Context) error {
-	a.logStart()
 	a.beat.expect(syncTimeout)
 	group, running := errgroup.WithContext(ctx)
 	start := func(f func(context.Context)) {
@@ -136,7 +134,6 @@ func (a *Agent) Run(ctx context.Context) error {
 // Once syncs once. A refused config is an error, though the defaults were
 // synced then.
 func (a *Agent) Once(ctx context.Context) error {
-	a.logStart()
 	_, err := a.turn(ctx)
 	if err == nil {
 		err = a.settings.view().fault
@@ -160,22 +157,6 @@ func endedWith(ctx context.Context, err error) error {
 		return nil
 	}
 	return err
-}
-
-func (a *Agent) logStart() {
-	a.options.Log.Info("ip-masq-agent starts",
-		"version", a.options.Build.Version,
-		"kernel", kernelRelease(),
-		"datapath", a.options.Datapath.Name(),
-		"config", a.options.Config.Path)
-}
-
-func kernelRelease() string {
-	var name unix.Utsname
-	if err := unix.Uname(&name); err != nil {
-		return "unknown"
-	}
-	return unix.ByteSliceToString(name.Release[:])
 }
 
 // followConfig triggers the loop when the config changes. Where that fails, the

@@ -25,8 +25,7 @@ func TestStartsWithDefaultsAndThenStaysSilent(t *testing.T) {
 		b.wantSyncs(1)
 		b.wantKeeps(defaultRanges)
 		b.wantLog(
-			`level=INFO msg="ip-masq-agent starts" version=v1.2.3 datapath=iptables config=FILE`,
-			`level=INFO msg="config in force" source=defaults non_masquerade_cidrs="`+defaultRanges+`" masquerade_cidrs="" masq_link_local=false masq_link_local_ipv6=false resync_interval=1m0s`)
+			`level=INFO msg="config in force" source=defaults non_masquerade_cidrs="` + defaultRanges + `" masquerade_cidrs="" masq_link_local=false masq_link_local_ipv6=false resync_interval=1m0s`)
 		time.Sleep(time.Hour + time.Second)
 		b.wantSyncs(61)
 		b.wantLog()

@@ -140,7 +140,7 @@ func (b *lockedBuffer) take() string {
 func testLogger(b *lockedBuffer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{
 		ReplaceAttr: func(_ []string, attr slog.Attr) slog.Attr {
-			if attr.Key == slog.TimeKey || attr.Key == "kernel" {
+			if attr.Key == slog.TimeKey {
 				return slog.Attr{}
 			}
 			return attr

@@ -34,6 +34,8 @@ func TestReadyzSaysWhatIsMissing(t *testing.T) {
 		b.start()
 		want(false, `["programs on eth1"]`)
 		b.datapath.status.Interfaces[1].Attach = "tc"
+		b.Resync()
+		b.settle()
 		want(true, `[]`)
 	})
 }

@@ -78,7 +78,7 @@ func newCollector(a *Agent) *collector {
 		drops:         desc("datapath_drops_total", "Packets that the datapath dropped rather than let them leave untranslated, by reason.", "reason"),
 		entries:       desc("nat_entries", "Translations in the eBPF datapath's table.", "family"),
 		capacity:      desc("nat_capacity", "Translations that fit into the eBPF datapath's table.", "family"),
-		translations:  desc("translations_total", "Flows that got a translation from the eBPF datapath.", "family"),
+		translations:  desc("translations_total", "Flows that got a translation.", "family"),
 		repairs:       desc("repairs_total", "Times that changes made by others were mended."),
 		portPressure:  desc("nat_port_pressure_ratio", "Share of the source ports in use towards the busiest destination, from 0 to 1."),
 		sweepDuration: desc("nat_last_sweep_duration_seconds", "Time that the last sweep of the eBPF datapath's table took."),

@@ -5,7 +5,6 @@ package agent
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"ip-masq-agent/internal/api"
 )
@@ -15,18 +14,6 @@ const (
 	EBPF     = "ebpf"
 	IPTables = "iptables"
 )
-
-// unattached says for which interfaces the eBPF programs do not run. The other
-// datapath has nothing to attach.
-func unattached(datapath string, interfaces []api.Interface) []string {
-	var missing []string
-	for _, i := range interfaces {
-		if datapath == EBPF && i.Attach == "" {
-			missing = append(missing, "programs on "+i.Name)
-		}
-	}
-	return missing
-}
 
 // Status is the answer to `status`.
 func (a *Agent) Status() (api.Status, error) {
@@ -42,13 +29,13 @@ func (a *Agent) Status() (api.Status, error) {
 	}
 	status.NonMasqueradeCIDRs = orEmpty(now.config.NonMasqueradeCIDRs)
 	status.MasqueradeCIDRs = orEmpty(now.config.MasqueradeCIDRs)
-	status.Warnings = slices.Concat(a.warnings(now, last), status.Warnings)
+	status.Warnings = append(a.warnings(now, last), status.Warnings...)
 	return status, nil
 }
 
 // warnings are what the agent itself has to say.
 func (a *Agent) warnings(now view, last outcome) []string {
-	warnings := slices.Clone(now.warnings)
+	warnings := append([]string{}, now.warnings...) // never nil
 	if last.fault != "" {
 		warnings = append(warnings, "the last sync failed: "+last.fault)
 	} else if !last.synced {

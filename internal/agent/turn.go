@@ -17,6 +17,7 @@ const syncTimeout = time.Minute
 // outcome is how the syncs went. Faults are empty where all is well.
 type outcome struct {
 	synced      bool      // at least one sync succeeded
+	missing     []string  // what the last successful sync left out
 	lastGood    time.Time // end of the last successful sync
 	fault       string    // of the last sync
 	retired     bool      // the other datapath is gone
@@ -68,11 +69,31 @@ func (a *Agent) sync(ctx context.Context, policy *prefix.Policy) error {
 		}
 		return err
 	}
-	a.note(func(o *outcome) { o.synced, o.lastGood, o.fault = true, time.Now(), "" })
+	missing := a.missing()
+	a.note(func(o *outcome) { o.synced, o.missing, o.lastGood, o.fault = true, missing, time.Now(), "" })
 	if old != "" {
 		a.options.Log.Info("sync works again")
 	}
 	return nil
+}
+
+// missing says what keeps the datapath from being in place after a sync: eBPF
+// programs that do not run. The other datapath has nothing to attach.
+func (a *Agent) missing() []string {
+	if a.options.Datapath.Name() != EBPF {
+		return nil
+	}
+	status, err := a.options.Datapath.Status()
+	if err != nil {
+		return []string{"the datapath's status: " + oneLine(err)}
+	}
+	var missing []string
+	for _, i := range status.Interfaces {
+		if i.Attach == "" {
+			missing = append(missing, "programs on "+i.Name)
+		}
+	}
+	return missing
 }
 
 // retire takes the other datapath away once ours is in place.
