@@ -2,6 +2,9 @@
 #ifndef MASQ_MAPS_H
 #define MASQ_MAPS_H
 
+#include <linux/bpf.h>
+#include <linux/types.h>
+
 #include <bpf/bpf_helpers.h>
 
 #include "masq.h"

@@ -15,6 +15,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "masq.h"
+#include "packet.h"
 
 #ifndef IPPROTO_SCTP
 #define IPPROTO_SCTP 132
@@ -54,110 +55,6 @@ enum icmp_type {
 /* ICMPv6 node information, RFC 4620. */
 #define ICMP_NODE_QUERY 139
 #define ICMP_NODE_REPLY 140
-
-enum packet_flag {
-	PACKET_PORTS = 1, /* the tuple's ports are known */
-	PACKET_FIRST = 2, /* first of several fragments: has the header */
-	PACKET_LATER = 4, /* another fragment: has no header */
-	PACKET_QUERY = 8, /* ICMP that asks */
-	PACKET_REPLY = 16, /* ICMP that answers */
-	PACKET_ERROR = 32, /* ICMP that quotes another packet */
-	PACKET_MALFORMED = 64, /* transport header cut short or nonsense */
-};
-
-union tuple {
-	struct tuple_v4 v4;
-	struct tuple_v6 v6;
-};
-
-union address {
-	__be32 v4;
-	__be32 v6[4];
-};
-
-struct packet {
-	union tuple tuple;
-	__u32 l3; /* offsets of the headers in the packet */
-	__u32 l4;
-	__be32 fragment_id;
-	__u32 tcp_end; /* sequence number after this segment */
-	__u8 proto;
-	__u8 flags; /* enum packet_flag */
-	__u8 tcp_flags;
-	__u8 icmp_type;
-	__u8 dscp; /* IPv4 TOS, for the route lookup */
-};
-
-/*
- * Where a packet's data is while we look at it. Not on the stack: functions
- * that are verified on their own (so that the verifier's work adds up instead
- * of multiplying) can share it, and the stack stays within its 512 bytes.
- * Nothing interrupts a program on its CPU that would use it too: the hooks run
- * with bottom halves disabled.
- */
-struct scratch {
-	struct packet packet;
-	struct packet quote; /* what an ICMP error quotes */
-	union address addr; /* masquerade address */
-	__be16 port;
-};
-
-/* One element. Written and read by the programs; means nothing afterwards. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct scratch);
-} scratch SEC(".maps");
-
-static __always_inline struct scratch *this_scratch(void)
-{
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&scratch, &zero);
-}
-
-static __always_inline bool is_icmp(const struct packet *pkt,
-				    const enum family family)
-{
-	return pkt->proto ==
-	       (family == FAMILY_V4 ? IPPROTO_ICMP : IPPROTO_ICMPV6);
-}
-
-static __always_inline void set_ports(struct packet *pkt,
-				      const enum family family, __be16 sport,
-				      __be16 dport)
-{
-	if (family == FAMILY_V4) {
-		pkt->tuple.v4.sport = sport;
-		pkt->tuple.v4.dport = dport;
-	} else {
-		pkt->tuple.v6.sport = sport;
-		pkt->tuple.v6.dport = dport;
-	}
-	pkt->flags |= PACKET_PORTS;
-}
-
-/* The tuple of the replies to a tuple. */
-static __always_inline void mirror(const union tuple *from, union tuple *to,
-				   const enum family family)
-{
-	if (family == FAMILY_V4) {
-		to->v4.saddr = from->v4.daddr;
-		to->v4.daddr = from->v4.saddr;
-		to->v4.sport = from->v4.dport;
-		to->v4.dport = from->v4.sport;
-		to->v4.proto = from->v4.proto;
-		__builtin_memset(to->v4.pad, 0, sizeof(to->v4.pad));
-		return;
-	}
-	__builtin_memcpy(to->v6.saddr, from->v6.daddr, 16);
-	__builtin_memcpy(to->v6.daddr, from->v6.saddr, 16);
-	to->v6.sport = from->v6.dport;
-	to->v6.dport = from->v6.sport;
-	to->v6.proto = from->v6.proto;
-	__builtin_memset(to->v6.pad, 0, sizeof(to->v6.pad));
-}
 
 /*
  * The type of the question that an ICMP message asks or answers, in the place

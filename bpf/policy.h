@@ -163,42 +163,6 @@ node_address(const union address *addr, const enum family family)
 	return bpf_map_lookup_elem(&node_v6, addr->v6);
 }
 
-static __always_inline void tuple_source(const union tuple *tuple,
-					 const enum family family,
-					 union address *addr)
-{
-	if (family == FAMILY_V4)
-		addr->v4 = tuple->v4.saddr;
-	else
-		__builtin_memcpy(addr->v6, tuple->v6.saddr, 16);
-}
-
-static __always_inline void
-source(const struct packet *pkt, const enum family family, union address *addr)
-{
-	tuple_source(&pkt->tuple, family, addr);
-}
-
-static __always_inline void destination(const struct packet *pkt,
-					const enum family family,
-					union address *addr)
-{
-	if (family == FAMILY_V4)
-		addr->v4 = pkt->tuple.v4.daddr;
-	else
-		__builtin_memcpy(addr->v6, pkt->tuple.v6.daddr, 16);
-}
-
-static __always_inline bool same_address(const union address *a,
-					 const union address *b,
-					 const enum family family)
-{
-	if (family == FAMILY_V4)
-		return a->v4 == b->v4;
-	return !((a->v6[0] ^ b->v6[0]) | (a->v6[1] ^ b->v6[1]) |
-		 (a->v6[2] ^ b->v6[2]) | (a->v6[3] ^ b->v6[3]));
-}
-
 /*
  * Whether the packet can be a flow's first, as conntrack has it with
  * nf_conntrack_tcp_loose on: a bare ACK picks up a connection in the middle.

@@ -10,11 +10,6 @@
 #include "parse.h"
 #include "policy.h"
 
-enum side {
-	SIDE_SOURCE,
-	SIDE_DESTINATION,
-};
-
 #define CHECKSUM_NONE 0
 
 /*
@@ -145,15 +140,6 @@ static __always_inline int rewrite_port(struct __sk_buff *skb,
 	return bpf_skb_store_bytes(skb,
 				   pkt->l4 + port_offset(pkt, family, side),
 				   &port, sizeof(port), 0);
-}
-
-static __always_inline __be16 port_of(const union tuple *tuple,
-				      const enum family family,
-				      const enum side side)
-{
-	if (family == FAMILY_V4)
-		return side == SIDE_SOURCE ? tuple->v4.sport : tuple->v4.dport;
-	return side == SIDE_SOURCE ? tuple->v6.sport : tuple->v6.dport;
 }
 
 /* Gives one side of the packet another address and port (or identifier). */

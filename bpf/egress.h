@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+#ifndef MASQ_EGRESS_H
+#define MASQ_EGRESS_H
+
+/* The rules for packets that leave, in the order in which they are asked. */
+
+#include "alloc.h"
+#include "conntrack.h"
+#include "icmp.h"
+#include "nat.h"
+#include "packet.h"
+#include "policy.h"
+#include "rewrite.h"
+
+/* Gives the packet what its flow has. */
+static __always_inline enum verdict
+translate_source(struct __sk_buff *skb, const struct packet *pkt,
+		 const enum family family, const union address *addr,
+		 __be16 port, enum verdict verdict)
+{
+	if (rewrite(skb, pkt, family, SIDE_SOURCE, addr, port))
+		return VERDICT_DROP_UNSUPPORTED;
+	return verdict;
+}
+
+/*
+ * A flow that was there keeps what it got, whatever the configuration says
+ * today. A flow that now leaves through another uplink does not: its address
+ * would be wrong there (nf_nat_oif_changed()).
+ */
+static __always_inline enum verdict existing_flow(struct __sk_buff *skb,
+						  const struct packet *pkt,
+						  const enum family family,
+						  __u64 now)
+{
+	union address addr;
+	struct flow *flow;
+	__be16 port;
+
+	if (!(pkt->flags & PACKET_PORTS) || pkt->flags & PACKET_REPLY)
+		return VERDICT_UNDECIDED;
+	flow = find_flow(&pkt->tuple, family);
+	if (!flow)
+		return VERDICT_UNDECIDED;
+	if (!alive(flow, now) || flow->ifindex != skb->ifindex) {
+		end_flow(flow, flow->last_seen, &pkt->tuple, family);
+		return VERDICT_UNDECIDED;
+	}
+	refresh(flow, pkt, now, DIRECTION_EGRESS);
+	nat_address(flow, family, &addr);
+	port = flow->nat_port;
+	return translate_source(skb, pkt, family, &addr, port,
+				VERDICT_TRANSLATED);
+}
+
+/*
+ * Whether a packet of the node's own has an outside tuple that a pod's flow
+ * holds: then it is moved, as netfilter does.
+ */
+static __always_inline bool clashes(const struct packet *pkt,
+				    const enum family family, __u64 now)
+{
+	struct origin origin;
+	struct flow *flow;
+	union tuple reply;
+
+	if (!(pkt->flags & PACKET_PORTS) || pkt->flags & PACKET_REPLY)
+		return false;
+	mirror(&pkt->tuple, &reply, family);
+	if (!find_origin(&reply, family, &origin))
+		return false;
+	flow = find_flow(&origin.tuple, family);
+	return flow && alive(flow, now);
+}
+
+/*
+ * A packet that cannot open a flow, towards a masqueraded destination, that no
+ * flow and no connection accounts for. The node's own are left alone.
+ */
+static __always_inline enum verdict stray(const struct packet *pkt,
+					  const enum family family)
+{
+	const enum node_address *kind;
+	union address addr;
+
+	source(pkt, family, &addr);
+	kind = node_address(&addr, family);
+	if (kind && *kind == NODE_ADDRESS_LOCAL)
+		return VERDICT_KEEP_NODE;
+	if (pkt->flags & PACKET_LATER)
+		return VERDICT_DROP_FRAGMENT;
+	return cfg_drop_invalid ? VERDICT_DROP_INVALID : VERDICT_PASS_INVALID;
+}
+
+static __always_inline bool is_broadcast(const union address *addr,
+					 const enum family family)
+{
+	const enum node_address *kind = node_address(addr, family);
+
+	return kind && *kind == NODE_ADDRESS_BROADCAST;
+}
+
+/*
+ * A reply of a connection from outside, or a packet of an open flow whose CIDR
+ * was exempt until recently. conntrack proves replies and nothing else: an
+ * established flow in original direction may be one whose translation died.
+ * Our notes do not excuse the node's own packets: those need no excuse but when
+ * they clash with a pod's flow.
+ */
+static __always_inline enum verdict
+older_than_us(struct __sk_buff *skb, struct scratch *s,
+	      const union address *dst, bool own, const enum family family,
+	      __u64 now)
+{
+	struct packet *pkt = &s->packet;
+	enum conntrack_view view;
+	bool first;
+
+	if (opens_tcp(pkt))
+		return VERDICT_UNDECIDED;
+	view = conntrack_view(skb, pkt, family);
+	if (view == CONNTRACK_REPLY)
+		return VERDICT_KEEP_REPLY;
+	if (!own && view != CONNTRACK_NEW && answers_inbound(s, family, now))
+		return VERDICT_KEEP_REPLY;
+	first = view == CONNTRACK_NEW ||
+		(view == CONNTRACK_UNKNOWN && pkt->proto != IPPROTO_TCP);
+	if (!first && cidr_drains(dst, family, now))
+		return VERDICT_KEEP_DRAINING;
+	return VERDICT_UNDECIDED;
+}
+
+/*
+ * A packet towards a masqueraded destination that no flow accounts for, with a
+ * source that is not what it should be, or is but clashes: the last questions,
+ * then a new flow.
+ */
+static __always_inline enum verdict unknown_flow(struct __sk_buff *skb,
+						 const enum family family)
+{
+	const struct uplink *uplink = this_uplink();
+	struct scratch *s = this_scratch();
+	__u64 now = bpf_ktime_get_ns();
+	union address src, dst;
+	enum verdict verdict;
+	struct packet *pkt;
+	bool usable, own;
+
+	if (!s || !uplink)
+		return VERDICT_NOT_IP;
+	pkt = &s->packet;
+	source(pkt, family, &src);
+	destination(pkt, family, &dst);
+	usable = masquerade_address(skb, pkt, family, uplink, &s->addr);
+	own = usable && same_address(&src, &s->addr, family);
+	verdict = older_than_us(skb, s, &dst, own, family, now);
+	if (verdict)
+		return verdict;
+	if (!(pkt->flags & PACKET_PORTS) || !may_open(pkt, family))
+		return stray(pkt, family);
+	if (is_broadcast(&dst, family))
+		return VERDICT_EXEMPT;
+	if (!usable)
+		return VERDICT_DROP_NO_ADDRESS;
+	verdict = open_flow(skb, s, family, now);
+	if (verdict >= VERDICT_DROP_FIRST)
+		return verdict;
+	return translate_source(skb, pkt, family, &s->addr, s->port, verdict);
+}
+
+/* Global functions: the verifier looks at each once, not once a call. */
+__noinline int unknown_flow_v4(struct __sk_buff *skb)
+{
+	return unknown_flow(skb, FAMILY_V4);
+}
+
+__noinline int unknown_flow_v6(struct __sk_buff *skb)
+{
+	return unknown_flow(skb, FAMILY_V6);
+}
+
+__noinline int error_leaves_v4(struct __sk_buff *skb)
+{
+	return icmp_error_egress(skb, FAMILY_V4);
+}
+
+__noinline int error_leaves_v6(struct __sk_buff *skb)
+{
+	return icmp_error_egress(skb, FAMILY_V6);
+}
+
+/* The node's own packets that have the address they should have. */
+static __always_inline bool nodes_own(struct __sk_buff *skb,
+				      const struct packet *pkt,
+				      const enum family family,
+				      const struct uplink *uplink, __u64 now)
+{
+	union address src, addr;
+
+	source(pkt, family, &src);
+	return masquerade_address(skb, pkt, family, uplink, &addr) &&
+	       same_address(&src, &addr, family) && !clashes(pkt, family, now);
+}
+
+#endif

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+#ifndef MASQ_INGRESS_H
+#define MASQ_INGRESS_H
+
+/* The rules for packets that come in. */
+
+#include "conntrack.h"
+#include "icmp.h"
+#include "nat.h"
+#include "packet.h"
+#include "policy.h"
+#include "rewrite.h"
+
+/* Global functions: see egress.h. */
+__noinline int error_arrives_v4(struct __sk_buff *skb)
+{
+	return icmp_error_ingress(skb, FAMILY_V4);
+}
+
+__noinline int error_arrives_v6(struct __sk_buff *skb)
+{
+	return icmp_error_ingress(skb, FAMILY_V6);
+}
+
+/* Gives a reply the address and port of the pod that it is for. */
+static __always_inline enum verdict reply_of_flow(struct __sk_buff *skb,
+						  const struct packet *pkt,
+						  const enum family family,
+						  __u64 now)
+{
+	struct origin origin;
+	union address addr;
+	struct flow *flow;
+
+	if (!(pkt->flags & PACKET_PORTS) || pkt->flags & PACKET_QUERY)
+		return VERDICT_UNDECIDED;
+	if (!find_origin(&pkt->tuple, family, &origin))
+		return VERDICT_UNDECIDED;
+	flow = find_flow(&origin.tuple, family);
+	if (!flow || !alive(flow, now))
+		return VERDICT_UNDECIDED;
+	refresh(flow, pkt, now, DIRECTION_INGRESS);
+	tuple_source(&origin.tuple, family, &addr);
+	if (rewrite(skb, pkt, family, SIDE_DESTINATION, &addr,
+		    port_of(&origin.tuple, family, SIDE_SOURCE)))
+		return VERDICT_DROP_UNSUPPORTED;
+	return VERDICT_TRANSLATED;
+}
+
+/* Whether replies from addr leave with it as the node's own, and need no note.
+ */
+static __always_inline bool is_only_address(const struct uplink *uplink,
+					    const union address *addr,
+					    const enum family family)
+{
+	union address only;
+
+	if (family == FAMILY_V4) {
+		only.v4 = uplink->addr_v4;
+		return uplink->flags & UPLINK_ONE_V4 &&
+		       same_address(addr, &only, family);
+	}
+	__builtin_memcpy(only.v6, uplink->addr_v6, 16);
+	return uplink->flags & UPLINK_ONE_V6 &&
+	       same_address(addr, &only, family);
+}
+
+/*
+ * A packet that is no reply of ours. If its answers would be masqueraded, note
+ * what it opens: a connection to a pod, to an address that the node passes on,
+ * or to one of the node's that MASQUERADE would not pick.
+ */
+static __always_inline enum verdict from_outside(const struct packet *pkt,
+						 const enum family family,
+						 const struct uplink *uplink,
+						 __u64 now)
+{
+	union address src, dst;
+
+	destination(pkt, family, &dst);
+	source(pkt, family, &src);
+	if (is_only_address(uplink, &dst, family) ||
+	    is_broadcast(&dst, family) || cidr_keeps(&src, family))
+		return VERDICT_NO_FLOW;
+	return note_inbound(pkt, family, now) ? VERDICT_INBOUND :
+						VERDICT_NO_FLOW;
+}
+
+#endif
