@@ -50,15 +50,18 @@ func NewWatcher(path string, log *slog.Logger) *Watcher {
 		path = abs
 	}
 	w := &Watcher{path: path, log: log, failed: make(map[string]bool)}
-	inotify, err := fsnotify.NewWatcher()
-	if err != nil {
-		log.Warn("config is not watched, changes wait for the next resync", "path", w.path, "error", err)
-	} else {
-		w.inotify = inotify
-		w.follow()
-	}
-	w.content = fingerprintOf(w.path)
+	w.start(fsnotify.NewWatcher())
 	return w
+}
+
+func (w *Watcher) start(inotify *fsnotify.Watcher, err error) {
+	if err != nil {
+		w.log.Warn("config is not watched, changes wait for the next resync", "path", w.path, "error", err)
+		return
+	}
+	w.inotify = inotify
+	w.follow()
+	w.content = fingerprintOf(w.path)
 }
 
 // Run calls changed, which should not take long, for each change of the
