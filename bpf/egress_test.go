@@ -41,6 +41,10 @@ func TestExemptKindsAreLeftAlone(t *testing.T) {
 		single("DHCP discovery", 42, func(h hosts) step {
 			return leaves(udp(addr("0.0.0.0"), 68, addr("255.255.255.255"), 67), exempt)
 		}).in(v4),
+		single("DHCP ports are no excuse for a pod", 42, func(h hosts) step {
+			p := udp(h.pod, 68, h.remote, 67)
+			return leaves(p, opened, p.from(h.node, 68))
+		}).in(v4),
 		single("DHCP is no excuse in IPv6", 0, func(h hosts) step {
 			p := udp(h.pod, 68, h.remote, 67)
 			return leaves(p, opened, p.from(h.node, 68))

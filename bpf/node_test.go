@@ -48,6 +48,23 @@ func TestNodesOwnPacketsStay(t *testing.T) {
 	}}})
 }
 
+// A note that a connection came from outside, here to one of several addresses,
+// does not excuse a clash.
+func TestNodesOwnPacketThatClashesIsMovedThoughNoted(t *testing.T) {
+	c := config{byRule: true}
+	d := load(t, c)
+	for _, h := range families {
+		d.forget(t, c)
+		d.addressRule(netip.PrefixFrom(h.node, 0).Masked(), h.node)
+		p, own := udp(h.pod, 40000, h.remote, 53), udp(h.node, 40000, h.remote, 53)
+		d.take("to the node", arrives(own.reply(), inbound))
+		d.take("pod", leaves(p, opened, own))
+		if moved := d.open(own); moved.sport == own.sport {
+			t.Errorf("%v: not moved", h)
+		}
+	}
+}
+
 // As netfilter moves it: trap 5.
 func TestNodesOwnPacketThatClashesIsMoved(t *testing.T) {
 	d := load(t, config{})

@@ -94,6 +94,7 @@ type packet struct {
 
 	options    []byte      // IPv4, a multiple of four octets
 	extensions []extension // IPv6, before a fragment header
+	behind     []extension // IPv6, after it
 	fragment   fragment
 	mac        [6]uint8 // sender's; unset: the uplink's
 	noHeader   bool     // the frame begins with the IP header
@@ -214,7 +215,7 @@ func (p packet) headerLength() int {
 		return 20 + len(p.options)
 	}
 	length := 40
-	for _, e := range p.extensions {
+	for _, e := range slices.Concat(p.extensions, p.behind) {
 		length += 1 + len(e.body)
 	}
 	if p.fragment != (fragment{}) {
@@ -225,7 +226,7 @@ func (p packet) headerLength() int {
 
 // frame is the packet as it is on the wire, all lengths and checksums right.
 func (p packet) frame() []byte {
-	transport := p.transport()
+	transport, next := chain(p.transport(), p.proto, p.behind)
 	whole := len(transport)
 	more := false
 	if p.fragment != (fragment{}) {
@@ -240,7 +241,7 @@ func (p packet) frame() []byte {
 	if p.src.Is4() {
 		ip = serialize(p.header4(more), gopacket.Payload(transport))
 	} else {
-		ip = p.header6(transport, more)
+		ip = p.header6(transport, next, more)
 	}
 	if p.noHeader {
 		return ip
@@ -291,7 +292,16 @@ func splitOptions(raw []byte) []layers.IPv4Option {
 	return options
 }
 
-func (p packet) header6(transport []byte, more bool) []byte {
+// chain puts IPv6 extension headers before a payload.
+func chain(payload []byte, next layers.IPProtocol, headers []extension) ([]byte, layers.IPProtocol) {
+	for _, e := range slices.Backward(headers) {
+		payload = slices.Concat([]byte{uint8(next)}, e.body, payload)
+		next = e.proto
+	}
+	return payload, next
+}
+
+func (p packet) header6(payload []byte, next layers.IPProtocol, more bool) []byte {
 	extensions := slices.Clone(p.extensions)
 	if p.fragment != (fragment{}) {
 		body := make([]byte, 7)
@@ -303,11 +313,7 @@ func (p packet) header6(transport []byte, more bool) []byte {
 		binary.BigEndian.PutUint32(body[3:], p.fragment.id)
 		extensions = append(extensions, extension{layers.IPProtocolIPv6Fragment, body})
 	}
-	payload, next := transport, p.proto
-	for _, e := range slices.Backward(extensions) {
-		payload = slices.Concat([]byte{uint8(next)}, e.body, payload)
-		next = e.proto
-	}
+	payload, next = chain(payload, next, extensions)
 	ip := &layers.IPv6{
 		Version: 6, HopLimit: 63, NextHeader: next,
 		SrcIP: p.src.AsSlice(), DstIP: p.dst.AsSlice(),

@@ -108,7 +108,7 @@ type flow struct {
 func flow4(m *MasqMappingV4) flow {
 	return flow{
 		netip.AddrPortFrom(from32(m.NatAddr), htons(m.Flow.NatPort)), MasqFlowState(m.Flow.State),
-		m.Flow.Flags&uint8(MasqFlowFlagFLOW_REPLIED) != 0, m.Flow.Flags&uint8(MasqFlowFlagFLOW_DYING) != 0,
+		m.Flow.Replied != 0, m.Flow.Dying != 0,
 		m.Flow.Ifindex, m.Flow.Created, m.Flow.LastSeen,
 	}
 }
@@ -116,7 +116,7 @@ func flow4(m *MasqMappingV4) flow {
 func flow6(m *MasqMappingV6) flow {
 	return flow{
 		netip.AddrPortFrom(from128(m.NatAddr), htons(m.Flow.NatPort)), MasqFlowState(m.Flow.State),
-		m.Flow.Flags&uint8(MasqFlowFlagFLOW_REPLIED) != 0, m.Flow.Flags&uint8(MasqFlowFlagFLOW_DYING) != 0,
+		m.Flow.Replied != 0, m.Flow.Dying != 0,
 		m.Flow.Ifindex, m.Flow.Created, m.Flow.LastSeen,
 	}
 }
@@ -193,7 +193,7 @@ func (d *datapath) flow(p packet) flow {
 }
 
 // change writes a flow back as a test wants it: older, say.
-func (d *datapath) change(p packet, f func(created, lastSeen *uint64, state, flags *uint8)) {
+func (d *datapath) change(p packet, f func(created, lastSeen *uint64, state, dying *uint8)) {
 	d.Helper()
 	key := p.tuple().key()
 	if p.src.Is4() {
@@ -201,7 +201,7 @@ func (d *datapath) change(p packet, f func(created, lastSeen *uint64, state, fla
 		if err := d.FlowsV4.Lookup(key, &m); err != nil {
 			d.Fatalf("flow of %v: %v", p, err)
 		}
-		f(&m.Flow.Created, &m.Flow.LastSeen, &m.Flow.State, &m.Flow.Flags)
+		f(&m.Flow.Created, &m.Flow.LastSeen, &m.Flow.State, &m.Flow.Dying)
 		d.put(d.FlowsV4, key, &m)
 		return
 	}
@@ -209,7 +209,7 @@ func (d *datapath) change(p packet, f func(created, lastSeen *uint64, state, fla
 	if err := d.FlowsV6.Lookup(key, &m); err != nil {
 		d.Fatalf("flow of %v: %v", p, err)
 	}
-	f(&m.Flow.Created, &m.Flow.LastSeen, &m.Flow.State, &m.Flow.Flags)
+	f(&m.Flow.Created, &m.Flow.LastSeen, &m.Flow.State, &m.Flow.Dying)
 	d.put(d.FlowsV6, key, &m)
 }
 
