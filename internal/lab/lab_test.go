@@ -5,7 +5,6 @@ package lab
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"runtime"
 	"strings"
 	"testing"
@@ -128,15 +127,9 @@ func TestConntrackOnlyWhereAskedFor(t *testing.T) {
 			l := New(t, Options{Pods: 1, RoutedPods: -1, Conntrack: on})
 			at := l.Outside.Serve(t, "udp", netip.AddrPortFrom(l.Remote.V4, 53))
 			checkUntranslated(t, l.Pods[0], "udp", at)
-			var count []byte
-			if err := l.Node.Do(func() (err error) {
-				count, err = os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
-				return err
-			}); err != nil {
-				t.Fatal(err)
-			}
-			if got := strings.TrimSpace(string(count)) != "0"; got != on {
-				t.Errorf("node tracks %s connections", strings.TrimSpace(string(count)))
+			n, err := l.TrackedConnections()
+			if err != nil || n > 0 != on {
+				t.Errorf("node tracks %d connections, %v", n, err)
 			}
 		})
 	}

@@ -8,6 +8,8 @@ import (
 	"math"
 	"net"
 	"net/netip"
+	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -101,6 +103,19 @@ func (l *Lab) makeConntrack() error {
 			ct state new accept
 		}
 	}`)
+}
+
+// TrackedConnections is how many connections the node's conntrack holds: none
+// where nothing has asked for tracking.
+func (l *Lab) TrackedConnections() (int, error) {
+	var text []byte
+	if err := l.Node.Do(func() (err error) {
+		text, err = os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
+		return err
+	}); err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(text)))
 }
 
 // Forward has the node send on to another address what arrives for at, as a

@@ -44,12 +44,13 @@ type bench struct {
 	subject *subject
 	wires   []*lab.Capture
 	port    *atomic.Uint32 // the last one used by a row
+	start   time.Time      // of the subtest
 }
 
 // with gives the same bench for a subtest.
 func (b *bench) with(t *testing.T) *bench {
 	c := *b
-	c.T = t
+	c.T, c.start = t, time.Now()
 	return &c
 }
 
@@ -139,14 +140,30 @@ func (b *bench) checkSeen(i int, proto string, is6 bool, l *live) {
 		b.Errorf("flow %d comes from %s, want %s", i, l.seen, want)
 	}
 	first, last := portClass(proto, l.port)
-	rule := l.ports
-	if l.flow.seen == nil || rule == free && !b.variant.randomFully {
-		rule = same
-	}
 	got := l.seen.Port()
-	if rule == same && got != l.port || rule == taken && got == l.port || got < first || got > last {
-		b.Errorf("flow %d comes from port %d, client's is %d, its class is %d to %d, rule %d", i, got, l.port, first, last, rule)
+	if got < first || got > last {
+		b.Errorf("flow %d comes from port %d, not one from %d to %d", i, got, first, last)
 	}
+	mayDiffer, mayBeSame := l.mayDiffer(b.variant.randomFully)
+	if got == l.port && !mayBeSame || got != l.port && !mayDiffer {
+		b.Errorf("flow %d of port %d comes from port %d", i, l.port, got)
+	}
+}
+
+// mayDiffer says whether the port that is seen may be another than the
+// client's, and whether it may be the same.
+func (l *live) mayDiffer(randomFully bool) (another, own bool) {
+	switch {
+	case l.flow.seen == nil || l.ports == same:
+		return false, true
+	case l.ports == free:
+		return randomFully, true
+	case l.ports == taken:
+		return true, randomFully // the other flow may have got yet another
+	case l.ports == barred:
+		return true, false
+	}
+	return true, true
 }
 
 // portClass is the range in which the kernel looks for a port in place of
@@ -232,11 +249,13 @@ func (b *bench) findRequest(to netip.Addr, mark []byte) (netip.AddrPort, error) 
 	return netip.AddrPort{}, fmt.Errorf("no request to %s on the wire", to)
 }
 
-// wireLog is the last that passed the uplinks to and from an address.
+// wireLog is what passed the uplinks to and from an address in this subtest.
 func (b *bench) wireLog(addr netip.Addr) string {
 	var s strings.Builder
 	for _, wire := range b.wires {
-		packets := wire.Select(func(p *lab.Packet) bool { return p.Src == addr || p.Dst == addr })
+		packets := wire.Select(func(p *lab.Packet) bool {
+			return p.At.After(b.start) && (p.Src == addr || p.Dst == addr)
+		})
 		for _, p := range packets[max(0, len(packets)-20):] {
 			fmt.Fprintf(&s, "  %s %s\n", p.At.Format(time.StampMilli), &p)
 		}

@@ -35,6 +35,7 @@ func TestParity(t *testing.T) {
 				b.run(t, r)
 			}
 			b.checkNoLeak()
+			b.checkTracking()
 			for _, r := range changes() {
 				b.run(t, r)
 			}
@@ -64,6 +65,10 @@ func newBench(t *testing.T, v variant) *bench {
 // serve has every host serve at each of its addresses.
 func (b *bench) serve() {
 	b.Helper()
+	for _, addr := range []netip.Addr{b.lab.Addresses.Node.V4, b.lab.Addresses.Node.V6} {
+		b.lab.Node.Serve(b, tcp, netip.AddrPortFrom(addr, boundPort))
+		b.lab.Node.Serve(b, udp, netip.AddrPortFrom(addr, boundPort))
+	}
 	at := map[host][]place{
 		outside:  {remote, narrow, toggled, viaSubnet2, viaUplink2, inside, inside2, exception, linkLocal},
 		podA:     {addrPodA},
@@ -137,6 +142,19 @@ func family(is6 bool) string {
 		return "v6"
 	}
 	return "v4"
+}
+
+// checkTracking: whoever does not need conntrack must not turn it on, for it
+// costs every packet of the node.
+func (b *bench) checkTracking() {
+	b.Helper()
+	n, err := b.lab.TrackedConnections()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if n > 0 != withConntrack(b.variant) {
+		b.Errorf("the node tracks %d connections", n)
+	}
 }
 
 // checkNoLeak: pods' addresses are for exempt destinations and for clients

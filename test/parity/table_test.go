@@ -52,10 +52,11 @@ type place func(*lab.Lab) lab.Pair
 type portRule int
 
 const (
-	free  portRule = iota // the client's own; any of its class with --random-fully
-	taken                 // another than the client's, of its class
-	class                 // any of its class
-	same                  // the client's own
+	free   portRule = iota // the client's own; any of its class with --random-fully
+	taken                  // another flow has the client's own, so another of its class
+	barred                 // another than the client's own, of its class
+	class                  // any of its class
+	same                   // the client's own
 )
 
 func node(l *lab.Lab) lab.Pair       { return l.Addresses.Node }
@@ -79,6 +80,9 @@ func addrRouted(l *lab.Lab) lab.Pair { return l.RoutedPods[0].Pair }
 
 // nodePort is where the node forwards to podA, on its address and on vip.
 const nodePort = 30080
+
+// boundPort is one that only the node serves.
+const boundPort = 18472
 
 func vip(l *lab.Lab) lab.Pair { return l.VIP }
 
@@ -148,12 +152,12 @@ func ports() []row {
 		{
 			name: "node port range is not given to pods", protos: []string{tcp, udp}, only: inEBPF,
 			deviation: "the eBPF datapath keeps clear of --node-port-range",
-			flows:     []flow{{from: podA, port: 30500, to: remote, seen: node, ports: taken}},
+			flows:     []flow{{from: podA, port: 30500, to: remote, seen: node, ports: barred}},
 		},
 		{
 			name: "bound port of the node is not given to pods", protos: []string{udp, tcp}, only: inEBPF,
 			deviation: "the eBPF datapath never takes a port on which the node listens",
-			flows:     []flow{{from: podA, port: service, to: remote, seen: node, ports: taken}},
+			flows:     []flow{{from: podA, port: boundPort, to: remote, seen: node, ports: barred}},
 		},
 	}
 }
