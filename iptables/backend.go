@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"ip-masq-agent/internal/api"
+
+	goiptables "github.com/coreos/go-iptables/iptables"
 )
 
 // hintChains are made by kubelet in the mangle table of the backend that the
@@ -103,6 +105,17 @@ func installed(t tool) error {
 		}
 	}
 	return nil
+}
+
+// hasRandomFully asks the programs of a backend for their version. One that
+// cannot be asked fails when it is used: until then it counts as a new one.
+func hasRandomFully(t tool) bool {
+	protocol := goiptables.ProtocolIPv4
+	if t.family == ipv6 {
+		protocol = goiptables.ProtocolIPv6
+	}
+	port, err := goiptables.New(goiptables.Path(t.program("")), goiptables.IPFamily(protocol), goiptables.Timeout(lockWait))
+	return err != nil || port.HasRandomFully()
 }
 
 // registered reports whether asking the backend for a table leaves the kernel

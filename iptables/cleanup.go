@@ -20,8 +20,7 @@ func Cleanup(ctx context.Context, options Options) error {
 	var errs []error
 	for _, m := range []mode{nft, legacy} {
 		for _, f := range families() {
-			t := tool{mode: m, family: f, timeout: commandTimeout}
-			if err := cleanFamily(ctx, t, options); err != nil {
+			if err := cleanFamily(ctx, newTool(m, f), options); err != nil {
 				errs = append(errs, fmt.Errorf("clean up %s rules of the %s backend: %w", f, m, err))
 			}
 		}
@@ -34,7 +33,7 @@ func cleanFamily(ctx context.Context, t tool, options Options) error {
 		return nil
 	}
 	var errs []error
-	for _, c := range []chain{natChain(options.Chain, nil, nil, false), invalidChain(nil, nil)} {
+	for _, c := range emptyChains(options.Chain) {
 		if err := removeChain(ctx, t, c, options.Log); err != nil && !isUnsupported(err) {
 			errs = append(errs, err)
 		}

@@ -53,6 +53,10 @@ type tool struct {
 	started func(pid int) // told of every restore; nil: nobody is
 }
 
+func newTool(m mode, f family) tool {
+	return tool{mode: m, family: f, timeout: commandTimeout}
+}
+
 func (t tool) program(suffix string) string {
 	name := "iptables-"
 	if t.family == ipv6 {
@@ -61,9 +65,12 @@ func (t tool) program(suffix string) string {
 	return name + string(t.mode) + suffix
 }
 
-// list shows a chain. A chain that is not there is not an error.
+// list shows a chain and what its rules counted. A chain that is not there is
+// not an error. One chain is asked for at a time: among 16,000 rules of
+// kube-proxy that takes nft 4 ms, the whole table 220 ms, and a rule that
+// iptables cannot show spoils the listing of nothing but its own chain.
 func (t tool) list(ctx context.Context, table, name string) (listed, error) {
-	out, err := t.run(ctx, "", t.program(""), "-w", strconv.Itoa(lockWait), "-t", table, "-S", name)
+	out, err := t.run(ctx, "", t.program(""), "-w", strconv.Itoa(lockWait), "-t", table, "-v", "-S", name)
 	switch {
 	case err == nil:
 		return parseTable(out)[name], nil
@@ -110,7 +117,7 @@ func transaction(table string, lines []string) string {
 
 // run runs a program and gives its standard output.
 func (t tool) run(ctx context.Context, stdin, program string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, t.timeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, t.timeout, fmt.Errorf("no end after %v: %w", t.timeout, context.DeadlineExceeded))
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.WaitDelay = time.Second // a script's children may hold the pipes

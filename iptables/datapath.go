@@ -39,9 +39,9 @@ type Datapath struct {
 	watch   *watcher // nil: nothing tells of changes
 
 	// Only Sync and Plan use these.
-	random   map[family]bool     // whether --random-fully is to be written
-	done     map[string][]string // by family and table: what the last Sync was to write
-	settled  bool                // leftovers of earlier runs are gone
+	random   map[family]bool // whether --random-fully is to be written
+	done     map[key]chain   // what the last Sync was to write
+	settled  bool            // leftovers of earlier runs, or in another backend, are gone
 	surveyed map[family]survey
 
 	mutex    sync.Mutex // guards what follows, which Status and Stats read
@@ -50,7 +50,8 @@ type Datapath struct {
 	network  *route.Snapshot
 	warnings map[family][]warning
 	repairs  uint64
-	counters *counters
+
+	counters counters
 }
 
 // New chooses the backend and starts to watch it. It changes nothing. The
@@ -64,9 +65,10 @@ func New(options Options) (*Datapath, error) {
 		options:  options,
 		log:      options.Log,
 		changed:  make(chan struct{}, 1),
-		done:     make(map[string][]string),
+		done:     make(map[key]chain),
 		surveyed: make(map[family]survey),
 		warnings: make(map[family][]warning),
+		counters: counters{tallies: make(map[key]*tally)},
 	}
 	if err := d.chooseBackend(context.Background()); err != nil {
 		return nil, err
@@ -82,9 +84,9 @@ func (d *Datapath) chooseBackend(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	random, counters, err := probe(m, d.options)
-	if err != nil {
-		return err
+	random := make(map[family]bool)
+	for _, f := range d.families() {
+		random[f] = d.options.RandomFully && hasRandomFully(d.newTool(m, f))
 	}
 	if m == nft && d.watch == nil {
 		// Without it the next interval heals: no reason to go without translation.
@@ -92,15 +94,18 @@ func (d *Datapath) chooseBackend(ctx context.Context) error {
 			d.log.Warn("what others change in the rules is seen only at the next interval", "error", err)
 		}
 	}
+	d.settled = false
 	d.log.Info("iptables backend chosen", "backend", backend.Name, "reason", backend.Reason)
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
-	d.mode, d.backend, d.random, d.counters = m, backend, random, counters
+	d.mode, d.backend, d.random = m, backend, random
 	return nil
 }
 
 func (d *Datapath) newTool(m mode, f family) tool {
-	return tool{mode: m, family: f, timeout: commandTimeout, started: d.watch.ignore}
+	t := newTool(m, f)
+	t.started = d.watch.ignore
+	return t
 }
 
 func (d *Datapath) families() []family {
@@ -165,22 +170,16 @@ func (d *Datapath) syncFamilies(ctx context.Context, policy *prefix.Policy, netw
 }
 
 func (d *Datapath) syncChain(ctx context.Context, t tool, c chain) error {
-	now, err := t.read(ctx, c)
+	do, err := d.apply(ctx, t, c)
 	if err != nil {
 		return err
 	}
-	key := t.family.String() + " " + c.table
-	repair := slices.Equal(d.done[key], c.text())
-	d.surveyOn(t, c, now)
-	do := c.difference(now)
+	k := key{t.family, c.table}
+	repair := !do.empty() && slices.Equal(d.done[k].rules, c.rules)
+	d.done[k] = c
 	if do.empty() {
-		d.done[key] = c.text()
 		return nil
 	}
-	if err := d.writeCounted(ctx, t, c, do); err != nil {
-		return err
-	}
-	d.done[key] = c.text()
 	if repair {
 		d.mutex.Lock()
 		d.repairs++
@@ -188,8 +187,36 @@ func (d *Datapath) syncChain(ctx context.Context, t tool, c chain) error {
 	}
 	d.log.Info("iptables rules written", "family", t.family.String(), "table", c.table, "chain", c.name,
 		"rules", len(c.rules), "reason", do.reason, "repair", repair)
-	d.log.Log(ctx, levelRules, "iptables rules", "text", transaction(c.table, do.lines))
+	if d.log.Enabled(ctx, levelRules) {
+		d.log.Log(ctx, levelRules, "iptables rules", "text", transaction(c.table, do.lines))
+	}
 	return nil
+}
+
+// apply makes the kernel hold one chain. It gives what had to be done.
+func (d *Datapath) apply(ctx context.Context, t tool, c chain) (change, error) {
+	d.counters.mutex.Lock()
+	defer d.counters.mutex.Unlock()
+	now, err := t.read(ctx, c)
+	if err != nil {
+		return change{}, err
+	}
+	d.surveyOn(t, c, now)
+	counter := d.counters.of(t.family, c.table)
+	if now.content.found {
+		counter.see(now.content.packets(c.counted))
+	}
+	do := c.difference(now)
+	if do.empty() {
+		return do, nil
+	}
+	if err := t.write(ctx, c, do, c.difference); err != nil {
+		return do, err
+	}
+	if do.refill {
+		counter.zeroed()
+	}
+	return do, nil
 }
 
 // switchBackend looks for a backend anew where the one in use is gone.

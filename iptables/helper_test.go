@@ -59,7 +59,7 @@ func (n *node) restore(m mode, f family, text string) {
 }
 
 func (n *node) tool(m mode, f family) tool {
-	return tool{mode: m, family: f, timeout: commandTimeout}
+	return newTool(m, f)
 }
 
 // do runs f inside the namespace.

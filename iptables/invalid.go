@@ -28,10 +28,12 @@ func invalidChain(entries []prefix.Entry, network *route.Snapshot) chain {
 		name:  InvalidChain,
 		jump: comment(invalidJumpComment) +
 			" -m conntrack --ctstate INVALID -m addrtype ! --src-type LOCAL -j " + InvalidChain,
+		counted: "DROP",
 	}
+	keep := comment(invalidKeepComment) + " -j RETURN"
 	for _, e := range entries {
 		if e.Verdict == prefix.Keep {
-			c.rules = append(c.rules, comment(invalidKeepComment)+destination(e.Prefix)+" -j RETURN")
+			c.rules = append(c.rules, destination(e.Prefix)+keep)
 			continue
 		}
 		c.rules = append(c.rules, dropRules(destination(e.Prefix), network)...)
@@ -48,7 +50,7 @@ func dropRules(destination string, network *route.Snapshot) []string {
 	}
 	var rules []string
 	for _, up := range network.Uplinks {
-		rules = append(rules, comment(invalidDropComment)+destination+" -o "+up.Name+" -j DROP")
+		rules = append(rules, destination+"-o "+up.Name+" "+comment(invalidDropComment)+" -j DROP")
 	}
 	return rules
 }

@@ -17,15 +17,29 @@ type rule string
 // listed is a chain as `-S` shows it.
 type listed struct {
 	found  bool
-	opaque bool   // it holds rules that iptables cannot show
-	rules  []rule // in order
+	opaque bool     // it holds rules that iptables cannot show
+	rules  []rule   // in order
+	counts []uint64 // packets, one for each rule; 0 where they were not asked for
 }
 
-// parseTable reads what `-S` prints for a chain or for a whole table.
+// packets adds up what the rules with one target counted.
+func (l listed) packets(target string) uint64 {
+	var sum uint64
+	for i, n := range l.counts {
+		if n > 0 && l.rules[i].target() == target {
+			sum += n
+		}
+	}
+	return sum
+}
+
+// parseTable reads what `-S` prints for a chain or for a whole table, with or
+// without `-v`.
 func parseTable(out string) map[string]listed {
 	chains := make(map[string]listed)
 	for line := range strings.Lines(out) {
-		command, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		line, packets := cutCounters(strings.TrimSuffix(line, "\n"))
+		command, rest, _ := strings.Cut(line, " ")
 		name, rest, _ := strings.Cut(rest, " ")
 		switch command {
 		case "-P", "-N":
@@ -34,10 +48,36 @@ func parseTable(out string) map[string]listed {
 			c := chains[name]
 			c.found = true
 			c.rules = append(c.rules, rule(rest))
+			c.counts = append(c.counts, packets)
 			chains[name] = c
 		}
 	}
 	return chains
+}
+
+// cutCounters takes a rule's counters out of a line. They stand in front of the
+// target, or in front of the line as the save programs have them.
+func cutCounters(line string) (rest string, packets uint64) {
+	if saved, ok := strings.CutPrefix(line, "["); ok {
+		counters, rest, _ := strings.Cut(saved, "] ")
+		text, _, _ := strings.Cut(counters, ":")
+		packets, _ = strconv.ParseUint(text, 10, 64) // 0: as if it were not there
+		return rest, packets
+	}
+	at := strings.LastIndex(line, " -c ")
+	if at < 0 {
+		return line, 0
+	}
+	fields := strings.SplitN(line[at+len(" -c "):], " ", 3)
+	packets, err := strconv.ParseUint(fields[0], 10, 64)
+	if err != nil || len(fields) < 2 {
+		return line, 0
+	}
+	rest = line[:at]
+	if len(fields) == 3 {
+		rest += " " + fields[2]
+	}
+	return rest, packets
 }
 
 // word is one word of a rule. A quoted one is never an option.

@@ -73,12 +73,31 @@ func TestParseTable(t *testing.T) {
 	got := parseTable("# Warning: iptables-legacy tables present, use iptables-legacy to see them\n" +
 		"-P POSTROUTING ACCEPT\n-N X\n-N Y\n-A POSTROUTING -j X\n-A X -d 10.0.0.0/8 -j RETURN\n-A X -j MASQUERADE\n")
 	want := map[string]listed{
-		"POSTROUTING": {found: true, rules: []rule{"-j X"}},
-		"X":           {found: true, rules: []rule{"-d 10.0.0.0/8 -j RETURN", "-j MASQUERADE"}},
+		"POSTROUTING": {found: true, rules: []rule{"-j X"}, counts: []uint64{0}},
+		"X":           {found: true, rules: []rule{"-d 10.0.0.0/8 -j RETURN", "-j MASQUERADE"}, counts: []uint64{0, 0}},
 		"Y":           {found: true},
 	}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(listed{})); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func TestCounters(t *testing.T) {
+	for line, want := range map[string]struct {
+		rest    string
+		packets uint64
+	}{
+		`-A X -d 10.0.0.0/8 -j RETURN`:                          {`-A X -d 10.0.0.0/8 -j RETURN`, 0},
+		`-A X -m comment --comment a -c 7 420 -j DROP --more 1`: {`-A X -m comment --comment a -j DROP --more 1`, 7},
+		`-A X -c 7 420`:                              {`-A X`, 7},
+		`[7:420] -A X -j DROP`:                       {`-A X -j DROP`, 7},
+		`-P POSTROUTING ACCEPT -c 1 2`:               {`-P POSTROUTING ACCEPT`, 1},
+		`-A X -m comment --comment "a -c b" -j DROP`: {`-A X -m comment --comment "a -c b" -j DROP`, 0},
+	} {
+		rest, packets := cutCounters(line)
+		if rest != want.rest || packets != want.packets {
+			t.Errorf("%s: %q and %d", line, rest, packets)
+		}
 	}
 }
 

@@ -40,9 +40,7 @@ func (c chain) fill() []string {
 
 // owns reports whether a rule of POSTROUTING is a jump to the chain that an
 // ip-masq-agent made, whatever its version. Jumps of others may stay.
-func (c chain) owns(r rule) bool {
-	return r.target() == c.name && strings.HasPrefix(r.comment(), ownComment)
-}
+func (c chain) owns(r rule) bool { return isOwnRule(r) && r.target() == c.name }
 
 // difference is what makes the kernel's state what c wants; empty where it is.
 func (c chain) difference(s state) change {
@@ -68,7 +66,8 @@ func (c chain) contentFault(now listed) string {
 		return fmt.Sprintf("the chain holds %d rules, not %d", len(now.rules), len(c.rules))
 	}
 	for i, r := range now.rules {
-		if r.canonical() != rule(c.rules[i]).canonical() {
+		// Nearly always the texts are equal; the other way is slow.
+		if string(r) != c.rules[i] && r.canonical() != rule(c.rules[i]).canonical() {
 			return fmt.Sprintf("rule %d of the chain differs", i+1)
 		}
 	}
@@ -151,4 +150,7 @@ func (c chain) made(s state) bool {
 		slices.ContainsFunc(s.outer.rules, c.owns)
 }
 
-func isOwnRule(r rule) bool { return strings.HasPrefix(r.comment(), ownComment) }
+// isOwnRule reports whether an ip-masq-agent of any version wrote the rule.
+func isOwnRule(r rule) bool {
+	return strings.Contains(string(r), ownComment) && strings.HasPrefix(r.comment(), ownComment)
+}

@@ -13,27 +13,27 @@ import (
 )
 
 // TestMasqueradeRules is the table of the classic agent's TestWriteMasqRules,
-// with the text that it gives to iptables-restore.
+// in the order of iptables-save.
 func TestMasqueradeRules(t *testing.T) {
-	const base = `-m comment --comment "ip-masq-agent: outbound traffic is subject to MASQUERADE (must be last in chain)" -j MASQUERADE`
+	const text = `-m comment --comment "ip-masq-agent: outbound traffic is subject to MASQUERADE (must be last in chain)"`
 	tests := []struct {
 		ports string
 		want  []string // for one protocol
 	}{
 		{"", nil},
-		{"1024-29999", []string{" --to-ports 1024-29999"}},
+		{"1024-29999", []string{" -j MASQUERADE --to-ports 1024-29999"}},
 		{"1024-29999,32768-65535", []string{
-			" -m statistic --mode random --probability 0.469292562840114 --to-ports 1024-29999",
-			" --to-ports 32768-65535",
+			" -m statistic --mode random --probability 0.469292562840114 -j MASQUERADE --to-ports 1024-29999",
+			" -j MASQUERADE --to-ports 32768-65535",
 		}},
 		{"1024-29999,32768-49151,61000-65535", []string{
-			" -m statistic --mode random --probability 0.5807279140612474 --to-ports 1024-29999",
-			" -m statistic --mode random --probability 0.7831739961759082 --to-ports 32768-49151",
-			" --to-ports 61000-65535",
+			" -m statistic --mode random --probability 0.5807279140612474 -j MASQUERADE --to-ports 1024-29999",
+			" -m statistic --mode random --probability 0.7831739961759082 -j MASQUERADE --to-ports 32768-49151",
+			" -j MASQUERADE --to-ports 61000-65535",
 		}},
 		{"1024,65535", []string{
-			" -m statistic --mode random --probability 0.5 --to-ports 1024",
-			" --to-ports 65535",
+			" -m statistic --mode random --probability 0.5 -j MASQUERADE --to-ports 1024",
+			" -j MASQUERADE --to-ports 65535",
 		}},
 	}
 	for _, tt := range tests {
@@ -46,10 +46,10 @@ func TestMasqueradeRules(t *testing.T) {
 				var want []string
 				for _, protocol := range []string{"tcp", "udp", "sctp"} {
 					for _, w := range tt.want {
-						want = append(want, base+suffix+" -p "+protocol+w)
+						want = append(want, "-p "+protocol+" "+text+w+suffix)
 					}
 				}
-				want = append(want, base+suffix)
+				want = append(want, text+" -j MASQUERADE"+suffix)
 				got := masqueradeRules("", ports(t, tt.ports), random)
 				if diff := cmp.Diff(want, got); diff != "" {
 					t.Errorf("-want +got:\n%s", diff)
@@ -62,7 +62,7 @@ func TestMasqueradeRules(t *testing.T) {
 func TestKeepRules(t *testing.T) {
 	for _, cidr := range []string{"10.0.0.0/8", "fc00::/7"} {
 		entries := []prefix.Entry{{Prefix: prefixes(cidr)[0], Verdict: prefix.Keep}}
-		want := `-m comment --comment "ip-masq-agent: local traffic is not subject to MASQUERADE" -d ` + cidr + ` -j RETURN`
+		want := `-d ` + cidr + ` -m comment --comment "ip-masq-agent: local traffic is not subject to MASQUERADE" -j RETURN`
 		if got := natChain(testChain, entries, nil, true).rules[0]; got != want {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}
@@ -80,7 +80,7 @@ func TestEndOfChainIsAlsoThatOfExceptions(t *testing.T) {
 		t.Fatalf("got %d rules, want %d", len(rules), 2*len(end))
 	}
 	for i, r := range rules[:len(end)] {
-		if got := strings.Replace(r, " -d 10.99.0.0/16", "", 1); got != end[i] {
+		if got := strings.Replace(r, "-d 10.99.0.0/16 ", "", 1); got != end[i] {
 			t.Errorf("got  %s\nwant %s", got, end[i])
 		}
 	}
@@ -95,14 +95,14 @@ func TestInvalidChainDropsOnUplinksOnly(t *testing.T) {
 		{Prefix: prefixes("10.0.0.0/8")[0], Verdict: prefix.Keep},
 	}
 	got := invalidChain(entries, uplinks("eth0", "wg0"))
-	const keep = `-m comment --comment "ip-masq-agent: destination keeps the source"`
-	const drop = `-m comment --comment "ip-masq-agent: would leave untranslated"`
+	const keep = `-m comment --comment "ip-masq-agent: destination keeps the source" -j RETURN`
+	const drop = `-m comment --comment "ip-masq-agent: would leave untranslated" -j DROP`
 	want := []string{
-		drop + " -d 10.99.0.0/16 -o eth0 -j DROP",
-		drop + " -d 10.99.0.0/16 -o wg0 -j DROP",
-		keep + " -d 10.0.0.0/8 -j RETURN",
-		drop + " -o eth0 -j DROP",
-		drop + " -o wg0 -j DROP",
+		"-d 10.99.0.0/16 -o eth0 " + drop,
+		"-d 10.99.0.0/16 -o wg0 " + drop,
+		"-d 10.0.0.0/8 " + keep,
+		"-o eth0 " + drop,
+		"-o wg0 " + drop,
 	}
 	if diff := cmp.Diff(want, got.rules); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)

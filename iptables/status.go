@@ -57,14 +57,13 @@ type Inspection struct {
 // Inspect looks at what an agent left, for `status` where none runs. It changes
 // nothing. An IPv6 that the kernel lacks is not an error.
 func Inspect(ctx context.Context, options Options) (Inspection, error) {
-	toolFor := func(m mode, f family) tool { return tool{mode: m, family: f, timeout: commandTimeout} }
-	m, backend, err := choose(ctx, toolFor)
+	m, backend, err := choose(ctx, newTool)
 	if err != nil {
 		return Inspection{}, err
 	}
 	found := Inspection{Backend: backend}
 	for _, f := range families() {
-		t := toolFor(m, f)
+		t := newTool(m, f)
 		if !t.registered(tableNAT) {
 			continue
 		}

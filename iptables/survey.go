@@ -180,7 +180,7 @@ func isUnmarkedOnly(r rule) bool {
 func kept(rules []rule) []netip.Prefix {
 	var all []netip.Prefix
 	for _, r := range rules {
-		if r.target() != "RETURN" {
+		if !strings.HasSuffix(string(r), "-j RETURN") {
 			continue
 		}
 		if p, err := netip.ParsePrefix(r.value("-d")); err == nil {

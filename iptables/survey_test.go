@@ -14,7 +14,7 @@ func ours(before, after string) map[string]listed {
 	chain := natChain(testChain, nil, nil, true)
 	return parseTable("-P POSTROUTING ACCEPT\n-N " + testChain + "\n" + before +
 		"-A POSTROUTING " + chain.jump + "\n" + after +
-		"-A " + testChain + " " + comment(keepComment) + " -d 10.0.0.0/8 -j RETURN\n" +
+		"-A " + testChain + " -d 10.0.0.0/8 " + comment(keepComment) + " -j RETURN\n" +
 		"-A " + testChain + " " + chain.rules[0] + "\n")
 }
 

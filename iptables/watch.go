@@ -3,6 +3,7 @@
 package iptables
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -151,7 +152,7 @@ func (w *watcher) concerns(events []byte) bool {
 		return true
 	}
 	return slices.ContainsFunc(messages, func(m syscall.NetlinkMessage) bool {
-		return w.touches(m) && !w.isOwn(m.Header.Pid)
+		return !w.isOwn(m.Header.Pid) && w.touches(m)
 	})
 }
 
@@ -171,17 +172,26 @@ func (w *watcher) touches(m syscall.NetlinkMessage) bool {
 	default:
 		return false
 	}
-	attributes, err := nl.ParseRouteAttrAsMap(m.Data[nl.SizeofNfgenmsg:])
-	if err != nil {
-		return true
-	}
-	// The table's name is attribute 1 of tables, chains and rules alike.
-	chains, ok := w.watched.chains[attributeText(attributes[unix.NFTA_TABLE_NAME])]
-	return ok && (chainAttribute == 0 || slices.Contains(chains, attributeText(attributes[chainAttribute])))
+	attributes := m.Data[nl.SizeofNfgenmsg:]
+	// The table's name is the same attribute of tables, chains and rules.
+	chains, ok := w.watched.chains[attribute(attributes, unix.NFTA_TABLE_NAME)]
+	return ok && (chainAttribute == 0 || slices.Contains(chains, attribute(attributes, chainAttribute)))
 }
 
-func attributeText(a syscall.NetlinkRouteAttr) string {
-	return strings.TrimRight(string(a.Value), "\x00")
+// attribute is the text of one netlink attribute (struct nlattr: length with
+// header, type, then the value padded to four bytes), or "".
+func attribute(attributes []byte, kind uint16) string {
+	for len(attributes) >= unix.SizeofNlAttr {
+		length := int(binary.NativeEndian.Uint16(attributes))
+		if length < unix.SizeofNlAttr || length > len(attributes) {
+			return ""
+		}
+		if binary.NativeEndian.Uint16(attributes[2:]) == kind {
+			return strings.TrimRight(string(attributes[unix.SizeofNlAttr:length]), "\x00")
+		}
+		attributes = attributes[min((length+3)&^3, len(attributes)):]
+	}
+	return ""
 }
 
 // ignore has the watcher overlook what a process with this pid does. The
