@@ -59,11 +59,11 @@ what it made in the kernel stays in place then.`,
 
 // reportFailure logs why the agent ends, as all else that it says.
 func reportFailure(log *slog.Logger, err error) error {
-	var missing missingError
+	missing, isMissing := errors.AsType[missingError](err)
 	switch {
 	case err == nil:
 		return nil
-	case errors.As(err, &missing):
+	case isMissing:
 		for _, what := range missing.what {
 			log.Error("datapath cannot run here", "datapath", missing.datapath, "missing", what)
 		}
@@ -100,7 +100,7 @@ func runAgent(ctx context.Context, env environment, o *options, log *slog.Logger
 	if err != nil {
 		return err
 	}
-	defer control.Close()
+	defer closeQuietly(control)
 	build := thisVersion()
 	log.Info("ip-masq-agent starts", "version", build.Version, "kernel", kernelRelease(),
 		"datapath", o.datapath, "config", o.config.Path)
@@ -108,7 +108,7 @@ func runAgent(ctx context.Context, env environment, o *options, log *slog.Logger
 	if err != nil {
 		return fmt.Errorf("read the node's network: %w", err)
 	}
-	defer network.Close()
+	defer closeQuietly(network)
 	d, err := openDatapath(env, o, log)
 	if err != nil {
 		return err
@@ -162,12 +162,12 @@ func dryRun(env environment, o *options, log *slog.Logger, stdout io.Writer) err
 	if err != nil {
 		return fmt.Errorf("read the node's network: %w", err)
 	}
-	defer network.Close()
+	defer closeQuietly(network)
 	d, err := env.datapaths[o.datapath].dry(o, log)
 	if err != nil {
 		return fmt.Errorf("plan the %s datapath: %w", o.datapath, err)
 	}
-	defer d.Close()
+	defer closeQuietly(d)
 	result, refused := config.Load(o.config)
 	if refused != nil {
 		result.Config = config.Defaults(o.config)

@@ -45,6 +45,6 @@ func cleanup(ctx context.Context, env environment, each func(datapath) error) er
 	if err != nil {
 		return err
 	}
-	defer socket.Close()
+	defer closeQuietly(socket)
 	return eachDatapath(env, func(_ string, d datapath) error { return each(d) })
 }

@@ -105,10 +105,8 @@ func cleanupIPTables(ctx context.Context, o *options, log *slog.Logger) error {
 
 func inspectIPTables(ctx context.Context, o *options, log *slog.Logger) (api.DatapathStatus, bool, error) {
 	found, err := iptables.Inspect(ctx, iptablesOptions(o, log))
-	if err != nil || !(found.V4 || found.V6) {
-		return api.DatapathStatus{}, false, err
-	}
-	return api.DatapathStatus{Backend: found.Backend, Warnings: found.Warnings}, true, nil
+	status := api.DatapathStatus{Backend: found.Backend, Warnings: found.Warnings}
+	return status, found.V4 || found.V6, err
 }
 
 func ebpfOptions(o *options, log *slog.Logger) loader.Options {
@@ -126,8 +124,7 @@ func ebpfOptions(o *options, log *slog.Logger) loader.Options {
 
 func openEBPF(o *options, log *slog.Logger) (agent.Datapath, error) {
 	d, err := loader.New(ebpfOptions(o, log))
-	var unsupported *loader.UnsupportedError
-	if errors.As(err, &unsupported) {
+	if unsupported, ok := errors.AsType[*loader.UnsupportedError](err); ok {
 		return nil, missingError{datapath: agent.EBPF, what: unsupported.Missing}
 	}
 	if err != nil {

@@ -45,6 +45,9 @@ that it shares with the agent say what to assume.`,
 			if err := errors.Join(checkOutput(f.format), o.checkConfigFlags()); err != nil {
 				return err
 			}
+			if !command.Flags().Changed("datapath") {
+				o.datapath = "" // whichever is there
+			}
 			answer, err := askExplain(command.Context(), env, o, question, command.ErrOrStderr())
 			if err != nil {
 				return err
@@ -92,8 +95,24 @@ func askExplain(ctx context.Context, env environment, o *options, question api.Q
 	if !errors.Is(err, agent.ErrNotRunning) {
 		return api.Answer{}, err
 	}
-	fmt.Fprintf(stderr, "ip-masq-agent: %s: this is what one would do\n", err)
+	if o.datapath == "" {
+		o.datapath = leftDatapath(ctx, env)
+	}
+	say(stderr, "ip-masq-agent: %s: this is what one would do with --datapath=%s\n", err, o.datapath)
 	return explainAlone(o, question)
+}
+
+// leftDatapath is the datapath that an agent left in the kernel, else the
+// default.
+func leftDatapath(ctx context.Context, env environment) string {
+	o, err := defaultOptions()
+	if err != nil {
+		return agent.IPTables
+	}
+	if name, _, _ := findDatapath(ctx, env, o); name != "" {
+		return name
+	}
+	return agent.IPTables
 }
 
 // explainAlone answers from the config and the node's network.
@@ -102,7 +121,7 @@ func explainAlone(o *options, question api.Question) (api.Answer, error) {
 	if err != nil {
 		return api.Answer{}, fmt.Errorf("read the node's network: %w", err)
 	}
-	defer network.Close()
+	defer closeQuietly(network)
 	loaded, err := config.Load(o.config)
 	if err != nil {
 		return api.Answer{}, fmt.Errorf("config refused: %w", err)

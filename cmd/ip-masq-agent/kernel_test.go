@@ -18,6 +18,10 @@ import (
 	"ip-masq-agent/internal/lab"
 )
 
+// promptly is the second within which a change is to be in force, and one more
+// for a busy machine and for looking.
+const promptly = 2 * time.Second
+
 // node is a lab's node with a config for the agent.
 type node struct {
 	*lab.Lab
@@ -141,17 +145,17 @@ func TestKernelAgentFollowsItsConfig(t *testing.T) {
 	n.within(0, "the config at the start", n.keeps("10.0.0.0/8"))
 
 	n.write("nonMasqueradeCIDRs: [203.0.113.0/24]")
-	n.within(time.Second, "an edited config in force", n.keeps("203.0.113.0/24"))
+	n.within(promptly, "an edited config in force", n.keeps("203.0.113.0/24"))
 
 	n.write("nonMasqueradeCIDRs: [203.0.113.1/24]")
-	n.within(time.Second, "the fault in status", func() bool { return !n.status().Config.Valid })
+	n.within(promptly, "the fault in status", func() bool { return !n.status().Config.Valid })
 	if status := n.status(); !strings.HasPrefix(status.Config.Error, n.config+":1: nonMasqueradeCIDRs: ") || status.NonMasqueradeCIDRs[0].String() != "203.0.113.0/24" {
 		t.Errorf("got %+v", status)
 	}
 	if _, err := n.Node.Run(t.Context(), "iptables-nft", "-t", "nat", "-F"); err != nil {
 		t.Fatal(err)
 	}
-	n.within(time.Second, "the last good config healed", n.keeps("203.0.113.0/24"))
+	n.within(promptly, "the last good config healed", n.keeps("203.0.113.0/24"))
 	if code, body, err := a.Get("/healthz"); code != 200 || err != nil {
 		t.Errorf("/healthz: %d %s %v", code, body, err)
 	}
@@ -213,7 +217,7 @@ func TestKernelHangupResyncs(t *testing.T) {
 	if err := a.Signal(unix.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	n.within(time.Second, "a second sync", func() bool {
+	n.within(promptly, "a second sync", func() bool {
 		_, page, _ := a.Get("/metrics")
 		return strings.Contains(page, "ip_masq_agent_sync_duration_seconds_count 2\n")
 	})
@@ -259,5 +263,82 @@ func TestKernelPortInUseDoesNotStopTheDatapath(t *testing.T) {
 	defer squatter.Close()
 	a := lab.LaunchAgent(t, n.Node, n.flags()...)
 	n.within(5*time.Second, "the rules", n.keeps("10.0.0.0/8"))
-	n.within(time.Second, "an error line", func() bool { return strings.Count(a.Logs(), "level=ERROR") == 1 })
+	n.within(promptly, "an error line", func() bool { return strings.Count(a.Logs(), "level=ERROR") == 1 })
+}
+
+// both tells which datapaths are in the kernel.
+func (n *node) both() string {
+	n.t.Helper()
+	var found []string
+	if n.chain() != "" {
+		found = append(found, agent.IPTables)
+	}
+	if _, err := n.Node.Run(n.t.Context(), "ls", defaultPinPath+"/links"); err == nil {
+		found = append(found, agent.EBPF)
+	}
+	return strings.Join(found, " ")
+}
+
+func TestKernelSwitchesDatapaths(t *testing.T) {
+	n := newNode(t)
+	for _, datapath := range []string{agent.IPTables, agent.EBPF, agent.EBPF, agent.IPTables} {
+		a := lab.StartAgent(t, n.Node, n.flags("--datapath="+datapath)...)
+		n.within(promptly, datapath+" alone", func() bool { return n.both() == datapath })
+		status := n.status()
+		if status.Datapath != datapath || len(status.Interfaces) == 0 {
+			t.Errorf("%s: got %+v", datapath, status)
+		}
+		if err := a.Stop(); err != nil {
+			t.Errorf("%s: %v", datapath, err)
+		}
+		if got := n.both(); got != datapath {
+			t.Errorf("after the end: got %q, want %q to stay", got, datapath)
+		}
+		if status := n.status(); status.Datapath != datapath {
+			t.Errorf("%s, status without agent: %+v", datapath, status)
+		}
+	}
+	a := lab.StartAgent(t, n.Node, n.flags("--datapath=ebpf")...)
+	if err := a.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	if got := lab.RunAgent(t, n.Node, "cleanup"); got.Code != exitFine || n.both() != "" {
+		t.Errorf("cleanup: got %+v, left %q", got, n.both())
+	}
+}
+
+// The classic manifest gives NET_ADMIN and NET_RAW.
+func TestKernelRights(t *testing.T) {
+	n := newNode(t)
+	run := func(args ...string) (string, error) {
+		args = append([]string{"--bounding-set=-all,+net_admin,+net_raw", lab.AgentBinary(t)}, n.flags(args...)...)
+		out, err := n.Node.Command(t.Context(), "setpriv", args...).CombinedOutput()
+		return string(out), err
+	}
+	if out, err := run("--once"); err != nil || strings.Contains(out, "level=ERROR") || n.both() != agent.IPTables {
+		t.Errorf("iptables: %v\n%s", err, out)
+	}
+	out, err := run("--once", "--datapath=ebpf")
+	if err == nil || !strings.Contains(err.Error(), "exit status 1") || !strings.Contains(out, `msg="datapath cannot run here" datapath=ebpf missing=`) {
+		t.Errorf("ebpf: %v\n%s", err, out)
+	}
+	if got := n.both(); got != agent.IPTables {
+		t.Errorf("a datapath that cannot run changed what was there: %q", got)
+	}
+}
+
+func TestKernelTranslationsAreListed(t *testing.T) {
+	n := newNode(t)
+	lab.StartAgent(t, n.Node, n.flags("--datapath=ebpf")...)
+	if _, err := n.Pods[0].Run(t.Context(), "ping", "-c1", "-W2", n.Remote.V4.String()); err != nil {
+		t.Fatal(err)
+	}
+	var flows []api.Translation
+	got := lab.RunAgent(t, n.Node, "nat", "list", "-o", "json", "--src", n.Pods[0].V4.String())
+	if err := json.Unmarshal([]byte(got.Stdout), &flows); err != nil || len(flows) != 1 {
+		t.Fatalf("got %v, %+v", err, got)
+	}
+	if flow := flows[0]; flow.Proto != "icmp" || flow.Dst != n.Remote.V4 || flow.NATAddr != n.Addresses.Node.V4 || flow.State == "" || flow.SPort == 0 {
+		t.Errorf("got %+v", flow)
+	}
 }

@@ -29,13 +29,19 @@ func printAs(w io.Writer, format string, value any, text func(io.Writer) error) 
 	return encoder.Encode(value)
 }
 
-// table prints rows of cells in columns. Rows without content are left out.
+// say prints where nobody would be left to hear that it failed.
+func say(w io.Writer, format string, args ...any) {
+	_, _ = fmt.Fprintf(w, format, args...)
+}
+
+// closeQuietly is for defer, when all has been said.
+func closeQuietly(c io.Closer) { _ = c.Close() }
+
+// table prints rows of cells in columns.
 func table(w io.Writer, rows ...[]string) error {
 	columns := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	for _, row := range rows {
-		if len(row) > 0 {
-			fmt.Fprintln(columns, strings.Join(row, "\t"))
-		}
+		say(columns, "%s\n", strings.Join(row, "\t")) // Flush tells the error
 	}
 	return columns.Flush()
 }

@@ -55,17 +55,17 @@ func run(args []string, stdout, stderr io.Writer, env environment) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	command, err := root.ExecuteContextC(env.ctx)
-	var usage usageError
+	usage, isUsage := errors.AsType[usageError](err)
 	switch {
 	case err == nil:
 		return exitFine
 	case errors.Is(err, errReported):
 		return exitFailure
-	case errors.As(err, &usage):
-		fmt.Fprintf(stderr, "ip-masq-agent: %s (see %s --help)\n", oneLine(err), command.CommandPath())
+	case isUsage:
+		say(stderr, "ip-masq-agent: %s (see %s --help)\n", oneLine(usage), command.CommandPath())
 		return exitUsage
 	}
-	fmt.Fprintf(stderr, "ip-masq-agent: %s\n", oneLine(err))
+	say(stderr, "ip-masq-agent: %s\n", oneLine(err))
 	return exitFailure
 }
 

@@ -69,11 +69,11 @@ func inspect(ctx context.Context, env environment) (api.Status, error) {
 		return api.Status{}, err
 	}
 	name, found, err := findDatapath(ctx, env, o)
-	if err != nil {
-		return api.Status{}, err
-	}
 	status := agent.NewStatus(thisVersion().Version, name, found)
 	status.Warnings = append([]string{agent.ErrNotRunning.Error()}, status.Warnings...)
+	if err != nil { // what the other datapath says is still worth showing
+		status.Warnings = append(status.Warnings, oneLine(err))
+	}
 	status.Config = api.ConfigStatus{Path: o.config.Path, Valid: true}
 	o.config.EnableIPv6 = true // nobody knows, and the file should not be blamed for it
 	result, err := config.Load(o.config)
@@ -86,7 +86,8 @@ func inspect(ctx context.Context, env environment) (api.Status, error) {
 	return status, nil
 }
 
-// findDatapath looks for what is in the kernel. The name is empty if nothing is.
+// findDatapath looks for what is in the kernel. The name is empty if nothing
+// is, or if it cannot be known, which the error tells.
 func findDatapath(ctx context.Context, env environment, o *options) (string, api.DatapathStatus, error) {
 	log := slog.New(slog.DiscardHandler)
 	var names []string
@@ -104,9 +105,9 @@ func findDatapath(ctx context.Context, env environment, o *options) (string, api
 		return "", status, err
 	}
 	if len(names) > 1 {
-		status.Warnings = append(status.Warnings, "both datapaths are in the kernel: "+strings.Join(names, " and "))
+		status.Warnings = append(status.Warnings, "several datapaths are in the kernel: "+strings.Join(names, ", "))
 	}
-	return names[len(names)-1], status, nil
+	return names[len(names)-1], status, err
 }
 
 func printStatus(w io.Writer, s api.Status) error {
@@ -138,11 +139,11 @@ func printStatus(w io.Writer, s api.Status) error {
 			return err
 		}
 	}
-	if len(s.Warnings) > 0 {
-		fmt.Fprintln(w)
-	}
-	for _, warning := range s.Warnings {
-		fmt.Fprintln(w, "Warning:", warning)
+	for i, warning := range s.Warnings {
+		if i == 0 {
+			say(w, "\n")
+		}
+		say(w, "Warning: %s\n", warning)
 	}
 	return nil
 }

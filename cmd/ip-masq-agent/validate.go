@@ -46,10 +46,9 @@ by default.`,
 // was asked for must be there.
 func validate(o config.Options, mustExist bool, format string, stdout, stderr io.Writer) error {
 	result, err := config.Check(o)
-	var faults config.Faults
-	if errors.As(err, &faults) {
+	if faults, ok := errors.AsType[config.Faults](err); ok {
 		for _, fault := range faults {
-			fmt.Fprintln(stderr, fault)
+			say(stderr, "%v\n", fault)
 		}
 		return errReported
 	}
@@ -60,7 +59,7 @@ func validate(o config.Options, mustExist bool, format string, stdout, stderr io
 		return fmt.Errorf("%s: no such file", o.Path)
 	}
 	for _, warning := range result.Warnings {
-		fmt.Fprintln(stderr, "warning:", warning)
+		say(stderr, "warning: %v\n", warning)
 	}
 	return printAs(stdout, format, result.Config, func(w io.Writer) error {
 		text, err := result.Config.YAML()

@@ -20,7 +20,7 @@ func bubble(t *testing.T, test func(t *testing.T, b *bench)) {
 }
 
 func TestStartsWithDefaultsAndThenStaysSilent(t *testing.T) {
-	bubble(t, func(t *testing.T, b *bench) {
+	bubble(t, func(_ *testing.T, b *bench) {
 		b.start()
 		b.wantSyncs(1)
 		b.wantKeeps(defaultRanges)
@@ -104,7 +104,7 @@ func TestBadConfigKeepsTheLastGoodOneEnforcedAndHealed(t *testing.T) {
 
 // A turn may fall between the two steps of a writer that empties the file first.
 func TestHalfWrittenConfigIsNotTaken(t *testing.T) {
-	bubble(t, func(t *testing.T, b *bench) {
+	bubble(t, func(_ *testing.T, b *bench) {
 		b.put(`nonMasqueradeCIDRs: [203.0.113.0/24]`)
 		b.start()
 		b.log.take()

@@ -38,7 +38,8 @@ func Dial(ctx context.Context, socket string) (*Client, error) {
 	}
 	_ = conn.Close() // it has shown what it was to show
 	return &Client{http: &http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
+		DisableKeepAlives:     true,
+		ResponseHeaderTimeout: controlWriteTimeout, // an agent that just starts answers when it is up
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return dialRoot(ctx, socket)
 		},
@@ -116,7 +117,7 @@ func (c *Client) ask(ctx context.Context, method, path string, body io.Reader, r
 	if err != nil {
 		return fmt.Errorf("ask the agent: %w", err)
 	}
-	defer response.Body.Close()
+	defer func() { _ = response.Body.Close() }()
 	if response.StatusCode != http.StatusOK {
 		var refused controlError
 		if err := json.NewDecoder(response.Body).Decode(&refused); err != nil || refused.Error == "" {

@@ -63,7 +63,7 @@ func holder(ctx context.Context, socket string) string {
 	if err != nil {
 		return "which does not answer on " + socket
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	peer, err := peerOf(conn)
 	if err != nil {
 		return "which holds " + socket

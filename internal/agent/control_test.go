@@ -201,7 +201,10 @@ func TestOnlyRootIsAnswered(t *testing.T) {
 				return
 			}
 			defer conn.Close()
-			fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: agent\r\n\r\n", path)
+			if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: agent\r\n\r\n", path); err != nil {
+				t.Error(err)
+				return
+			}
 			response, err := http.ReadResponse(bufio.NewReader(conn), nil)
 			if err != nil {
 				t.Error(err)

@@ -137,19 +137,19 @@ func (s *settings) accept(result config.Result) {
 }
 
 func (s *settings) logAccepted(old view, changed bool) {
-	source := slog.String("source", "defaults")
+	source := "defaults"
 	if s.current.present {
-		source.Value = slog.StringValue(s.options.Path)
+		source = s.options.Path
 	}
 	switch {
 	case old.loaded.IsZero():
-		s.log.Info("config in force", append([]any{source}, summary(s.current.config)...)...)
+		s.log.Info("config in force", append([]any{"source", source}, summary(s.current.config)...)...)
 	case changed:
-		s.log.Info("config changed", append([]any{source}, changes(old.config, s.current.config)...)...)
+		s.log.Info("config changed", append([]any{"source", source}, changes(old.config, s.current.config)...)...)
 	case old.fault != nil:
-		s.log.Info("config good again, nothing to change", source)
+		s.log.Info("config good again, nothing to change", "source", source)
 	case old.present != s.current.present:
-		s.log.Info("config file came or went, nothing to change", source)
+		s.log.Info("config file came or went, nothing to change", "source", source)
 	}
 	for _, warning := range s.current.warnings {
 		if !slices.Contains(old.warnings, warning) {
