@@ -317,6 +317,26 @@ func TestOtherDatapathIsRetiredAfterTheFirstSuccess(t *testing.T) {
 	})
 }
 
+func TestEndingIsNoFailure(t *testing.T) {
+	untilEnd := func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+	for name, retire := range map[string]bool{"sync": false, "retire": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, func(o *Options) { o.Retire = untilEnd })
+				if !retire {
+					b.datapath.sync = func(ctx context.Context, _ int) error { return untilEnd(ctx) }
+				}
+				stop := b.start()
+				b.log.take()
+				if err := stop(); err != nil {
+					t.Error(err)
+				}
+				b.wantLog(`level=INFO msg="ip-masq-agent ends, the datapath stays in place"`)
+			})
+		})
+	}
+}
+
 func TestOnce(t *testing.T) {
 	boom := errors.New("boom")
 	for _, test := range []struct {

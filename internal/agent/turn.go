@@ -102,7 +102,11 @@ func (a *Agent) retire(ctx context.Context) error {
 	if a.options.Retire == nil || last.retired {
 		return nil
 	}
-	if err := a.options.Retire(ctx); err != nil {
+	err := a.options.Retire(ctx)
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return ctx.Err() // the agent ends: the next one sees to it
+	}
+	if err != nil {
 		fault := oneLine(err)
 		a.note(func(o *outcome) { o.retireFault = fault })
 		if fault != last.retireFault {
