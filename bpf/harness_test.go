@@ -3,11 +3,13 @@
 package bpf
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -64,7 +66,8 @@ type config struct {
 	noAddress   bool // the uplink has no address of its own
 	byRule      bool // addresses come from the address rules
 	ports       *MasqPortPool
-	flows       uint32 // capacity
+	flows       uint32 // capacity, of the ways back too unless said
+	reverses    uint32
 }
 
 // datapath is a fresh instance of the programs and maps.
@@ -144,10 +147,10 @@ func spec(t testing.TB, c config) *ebpf.CollectionSpec {
 func load(t testing.TB, c config, programs ...string) *datapath {
 	t.Helper()
 	s := spec(t, c)
-	shrink(s, c.flows)
+	shrink(s, c)
 	wanted := append([]string{MasqProgMasqEgress, MasqProgMasqIngress}, programs...)
 	for name := range s.Programs {
-		if !contains(wanted, name) {
+		if !slices.Contains(wanted, name) {
 			delete(s.Programs, name)
 		}
 	}
@@ -174,23 +177,12 @@ func load(t testing.TB, c config, programs ...string) *datapath {
 	return d
 }
 
-func contains(list []string, name string) bool {
-	for _, item := range list {
-		if item == name {
-			return true
-		}
-	}
-	return false
-}
-
 // shrink keeps tests quick: maps that are allocated beforehand cost most.
-func shrink(s *ebpf.CollectionSpec, flows uint32) {
-	if flows == 0 {
-		flows = 4096
-	}
-	for _, name := range []string{MasqMapFlowsV4, MasqMapFlowsV6, MasqMapReverseV4, MasqMapReverseV6} {
-		s.Maps[name].MaxEntries = flows
-	}
+func shrink(s *ebpf.CollectionSpec, c config) {
+	flows := cmp.Or(c.flows, 4096)
+	reverses := cmp.Or(c.reverses, flows)
+	s.Maps[MasqMapFlowsV4].MaxEntries, s.Maps[MasqMapFlowsV6].MaxEntries = flows, flows
+	s.Maps[MasqMapReverseV4].MaxEntries, s.Maps[MasqMapReverseV6].MaxEntries = reverses, reverses
 	for _, name := range []string{
 		MasqMapInboundV4, MasqMapInboundV6, MasqMapFragmentsV4, MasqMapFragmentsV6,
 		MasqMapNodeV4, MasqMapNodeV6,

@@ -236,24 +236,23 @@ type result struct {
 }
 
 // exec sends a frame through a program: the kernel's word on it, no checks.
-func (d *datapath) exec(direction MasqDirection, frame []byte) (uint32, []byte) {
-	d.Helper()
-	opts := ebpf.RunOptions{Data: frame, DataOut: d.out}
+func (d *datapath) exec(direction MasqDirection, frame, out []byte) (uint32, []byte, error) {
+	opts := ebpf.RunOptions{Data: frame, DataOut: out}
 	if d.ifindex != loopbackIndex {
 		opts.Context = &skb{Ifindex: d.ifindex}
 	}
 	action, err := d.programs[direction].Run(&opts)
-	if err != nil {
-		d.Fatalf("run on %d octets: %v", len(frame), err)
-	}
-	return action, opts.DataOut
+	return action, opts.DataOut, err
 }
 
 // run sends a frame through a program and holds that exactly one counter
 // tells, by one packet and its length, and that the action is the verdict's.
 func (d *datapath) run(direction MasqDirection, frame []byte) result {
 	d.Helper()
-	action, out := d.exec(direction, frame)
+	action, out, err := d.exec(direction, frame, d.out)
+	if err != nil {
+		d.Fatalf("run on %d octets: %v", len(frame), err)
+	}
 	moved := d.moved(uint64(len(frame)))
 	if len(moved) > 1 {
 		d.Fatalf("one packet moved the counters %v", moved)

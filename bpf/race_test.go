@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bpf
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// pinned runs f on two threads, each on a CPU of its own where there are two,
+// and keeps them in step: f is called for the same turn at the same time.
+func pinned(t *testing.T, turns int, f func(thread, turn int) error) {
+	t.Helper()
+	var at [2]atomic.Int64
+	var group sync.WaitGroup
+	errs := make([]error, len(at))
+	for thread := range at {
+		group.Go(func() {
+			defer at[thread].Store(int64(turns))
+			runtime.LockOSThread() // never unlocked: the thread dies with its affinity
+			var cpus unix.CPUSet
+			cpus.Set(thread % runtime.NumCPU())
+			if err := unix.SchedSetaffinity(0, &cpus); err != nil {
+				errs[thread] = fmt.Errorf("pin thread %d: %w", thread, err)
+				return
+			}
+			for turn := range turns {
+				at[thread].Store(int64(turn))
+				for spins := 0; at[1-thread].Load() < int64(turn); spins++ {
+					if spins > 1000 {
+						runtime.Gosched()
+						_, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+					}
+				}
+				if err := f(thread, turn); err != nil {
+					errs[thread] = fmt.Errorf("turn %d: %w", turn, err)
+					return
+				}
+			}
+		})
+	}
+	group.Wait()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// racer sends a packet with a port that changes with the turn. Ports of two
+// packets differ as those of the originals do; nothing checks its checksum.
+type racer struct {
+	d     *datapath
+	frame []byte
+	at    int // of the remote's port
+	out   []byte
+}
+
+func newRacer(d *datapath, p packet) *racer {
+	return &racer{d: d, frame: p.frame(), at: ethernetLength + p.headerLength() + 2, out: make([]byte, 256)}
+}
+
+// send returns the packet's outside port.
+func (r *racer) send(turn int) (uint16, error) {
+	binary.BigEndian.PutUint16(r.frame[r.at:], uint16(turn))
+	action, out, err := r.d.exec(egress, r.frame, r.out)
+	if err == nil && action != actionPass {
+		err = fmt.Errorf("action %#x", action)
+	}
+	return binary.BigEndian.Uint16(out[r.at-2:]), err
+}
+
+// raceTurns is how often two threads meet.
+func raceTurns() int {
+	if os.Getenv("LONG_TESTS") != "" {
+		return 60000
+	}
+	return 3000
+}
+
+func TestRaceForOneTuple(t *testing.T) {
+	turns := raceTurns()
+	for _, h := range families {
+		t.Run(h.String(), func(t *testing.T) {
+			d := load(t, config{flows: 4 * uint32(turns)})
+			racers := []*racer{
+				newRacer(d, udp(h.pod, 40000, h.remote, 0)), newRacer(d, udp(h.podB, 40000, h.remote, 0)),
+			}
+			ports := [2][]uint16{make([]uint16, turns), make([]uint16, turns)}
+			pinned(t, turns, func(thread, turn int) (err error) {
+				ports[thread][turn], err = racers[thread].send(turn)
+				return err
+			})
+			moved := [2]int{}
+			for turn := range turns {
+				if ports[0][turn] == ports[1][turn] {
+					t.Errorf("turn %d: both pods got port %d", turn, ports[0][turn])
+				}
+				for pod := range moved {
+					if ports[pod][turn] != 40000 {
+						moved[pod]++
+					}
+				}
+			}
+			t.Logf("moved: %d of the first pod, %d of the second", moved[0], moved[1])
+			if flows := d.checkPairs(); len(flows) != 2*turns {
+				t.Errorf("%d flows, want %d", len(flows), 2*turns)
+			}
+		})
+	}
+}
+
+func TestRaceToOpenOneFlow(t *testing.T) {
+	turns := raceTurns()
+	for _, h := range families {
+		t.Run(h.String(), func(t *testing.T) {
+			d := load(t, config{flows: 2 * uint32(turns), randomFully: true})
+			racers := []*racer{
+				newRacer(d, udp(h.pod, 40000, h.remote, 0)), newRacer(d, udp(h.pod, 40000, h.remote, 0)),
+			}
+			ports := [2][]uint16{make([]uint16, turns), make([]uint16, turns)}
+			pinned(t, turns, func(thread, turn int) (err error) {
+				ports[thread][turn], err = racers[thread].send(turn)
+				return err
+			})
+			for turn := range turns {
+				if ports[0][turn] != ports[1][turn] {
+					t.Errorf("turn %d: ports %d and %d of one flow", turn, ports[0][turn], ports[1][turn])
+				}
+			}
+			if flows := d.checkPairs(); len(flows) != turns {
+				t.Errorf("%d flows, want %d", len(flows), turns)
+			}
+		})
+	}
+}
+
+// Trap 51: while one thread ends all flows, the other goes on sending on them.
+func TestRaceWithTheSweep(t *testing.T) {
+	turns := raceTurns()
+	const flows = 32
+	for _, h := range families {
+		t.Run(h.String(), func(t *testing.T) {
+			d := load(t, config{flows: 1024}, sweepPrograms...)
+			sender := newRacer(d, udp(h.pod, 40000, h.remote, 0))
+			name := MasqProgSweepV4
+			if h.v6 {
+				name = MasqProgSweepV6
+			}
+			request, err := binary.Append(nil, binary.NativeEndian, &MasqSweepRequest{All: 1, Count: flows})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for n := range uint16(flows) {
+				key, err := binary.Append(nil, binary.NativeEndian, udp(h.pod, 40000, h.remote, n).tuple().key())
+				if err != nil {
+					t.Fatal(err)
+				}
+				request = append(request, key...)
+			}
+			drops, ended := 0, 0
+			pinned(t, turns, func(thread, turn int) error {
+				if thread == 0 {
+					count, err := d.coll.Programs[name].Run(&ebpf.RunOptions{Data: request})
+					ended += int(count)
+					return err
+				}
+				for n := range 4 {
+					binary.BigEndian.PutUint16(sender.frame[sender.at:], uint16((4*turn+n)%flows))
+					action, _, err := d.exec(egress, sender.frame, sender.out)
+					if err != nil {
+						return err
+					}
+					if action == actionDrop {
+						drops++
+					}
+				}
+				return nil
+			})
+			t.Logf("ended %d flows, dropped %d of %d packets", ended, drops, 4*turns)
+			if left := d.checkPairs(); len(left) > flows {
+				t.Errorf("%d flows left of %d", len(left), flows)
+			}
+			if drops > turns/10 {
+				t.Errorf("%d packets dropped", drops)
+			}
+		})
+	}
+}
