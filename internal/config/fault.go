@@ -12,7 +12,7 @@ import (
 
 // Fault is one thing that is wrong with the configuration, or only doubtful
 // where it stands among the warnings.
-type Fault struct {
+type Fault struct { //nolint:errname // most of its uses are no error
 	File  string
 	Line  int    // from 1; 0 where the file as a whole is meant
 	Key   string // as the documentation spells it; empty where no key is meant
@@ -36,7 +36,7 @@ func (f Fault) Error() string {
 
 // Faults is a configuration that is refused, with all reasons, sorted by file
 // and line.
-type Faults []Fault
+type Faults []Fault //nolint:errname // named after what it holds
 
 // Error has one line for each fault.
 func (fs Faults) Error() string {

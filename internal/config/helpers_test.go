@@ -31,7 +31,7 @@ func prefixes(texts ...string) []netip.Prefix {
 }
 
 // write makes path with its directories.
-func write(t *testing.T, path, content string) {
+func write(t testing.TB, path, content string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
@@ -42,7 +42,7 @@ func write(t *testing.T, path, content string) {
 }
 
 // file makes a file with content and gives its path.
-func file(t *testing.T, content string) string {
+func file(t testing.TB, content string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ip-masq-agent")
 	write(t, path, content)

@@ -83,7 +83,7 @@ func (c *cidrs) unite(o cidrs) {
 }
 
 func or(s *setting[bool], o setting[bool]) {
-	if o.set && !(s.set && s.value) {
+	if o.set && (!s.set || !s.value) {
 		*s = o
 	}
 }

@@ -179,6 +179,18 @@ func TestDirectoryRefused(t *testing.T) {
 			want: []string{"ip-masq-1:2: nonMasqueradeCIDRs: the daemon can only accept up to 2 CIDRs (excluding link-local), but got 3 CIDRs (excluding link local)"},
 		},
 		{
+			name: "too many, bad ones counted too",
+			files: map[string]string{
+				"ip-masq-1": "cidrLimit: 2\nnonMasqueradeCIDRs: [10.0.0.0/8, a]\n",
+				"ip-masq-2": "nonMasqueradeCIDRs: [b]\n",
+			},
+			want: []string{
+				`ip-masq-1:2: nonMasqueradeCIDRs: CIDR "a" could not be parsed, invalid CIDR address: a`,
+				"ip-masq-1:2: nonMasqueradeCIDRs: the daemon can only accept up to 2 CIDRs (excluding link-local), but got 3 CIDRs (excluding link local)",
+				`ip-masq-2:1: nonMasqueradeCIDRs: CIDR "b" could not be parsed, invalid CIDR address: b`,
+			},
+		},
+		{
 			name: "a prefix in the lists of two files",
 			files: map[string]string{
 				"ip-masq-1": "nonMasqueradeCIDRs: [9.0.0.0/8, 10.1.0.0/16]\n",

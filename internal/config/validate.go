@@ -97,7 +97,7 @@ func checkOverlap(c Config, s settings, r *report) {
 		kept[p] = "by default"
 	}
 	for _, entry := range s.nonMasquerade.list {
-		kept[entry.prefix] = "at " + entry.place.String()
+		kept[entry.prefix] = "at " + entry.String()
 	}
 	for _, entry := range s.masquerade.list {
 		if where, ok := kept[entry.prefix]; ok && entry.prefix.IsValid() {

@@ -135,7 +135,7 @@ func directories(path string) []string {
 	dirs := make(map[string]bool)
 	if end := resolve(path, dirs); end != "" {
 		dirs[end] = true
-		entries, _ := os.ReadDir(end) //nolint:errcheck // then it has none
+		entries, _ := os.ReadDir(end) // without them where it cannot be read
 		for _, e := range entries {
 			if strings.HasPrefix(e.Name(), filePrefix) {
 				resolve(filepath.Join(end, e.Name()), dirs)
@@ -196,11 +196,10 @@ func fingerprintOf(path string) fingerprint {
 	if len(files)+len(r.faults) == 0 && err == nil {
 		return fingerprint{}
 	}
-	h := sha256.New()
-	fmt.Fprintf(h, "%v\n%v\n", err, Faults(r.faults))
+	content := fmt.Appendf(nil, "%v\n%v\n", err, Faults(r.faults))
 	for _, f := range files {
-		fmt.Fprintf(h, "%q %d\n", f.file, len(f.data))
-		h.Write(f.data)
+		content = fmt.Appendf(content, "%q %d\n", f.file, len(f.data))
+		content = append(content, f.data...)
 	}
-	return fingerprint(h.Sum(nil))
+	return sha256.Sum256(content)
 }

@@ -14,7 +14,7 @@ import (
 func yamlSyntaxError(err error, data []byte) (line int, text string) {
 	text = err.Error()
 	if m := regexp.MustCompile(`^yaml: (?:line (\d+): )?(.*)$`).FindStringSubmatch(text); m != nil {
-		line, _ = strconv.Atoi(m[1]) //nolint:errcheck // digits, or nothing for the first line
+		line, _ = strconv.Atoi(m[1]) // digits, or nothing for the first line
 		text = "yaml: " + m[2]
 	}
 	// What the parser finds, and not the scanner below it, is counted from 0.
