@@ -25,14 +25,14 @@ static __always_inline void fragment_key(const struct packet *pkt,
 		key->v4.saddr = pkt->tuple.v4.saddr;
 		key->v4.daddr = pkt->tuple.v4.daddr;
 		key->v4.id = pkt->fragment_id;
-		key->v4.proto = pkt->proto;
+		key->v4.proto = pkt->fragment_proto;
 		key->v4.direction = direction;
 		return;
 	}
 	__builtin_memcpy(key->v6.saddr, pkt->tuple.v6.saddr, 16);
 	__builtin_memcpy(key->v6.daddr, pkt->tuple.v6.daddr, 16);
 	key->v6.id = pkt->fragment_id;
-	key->v6.proto = pkt->proto;
+	key->v6.proto = pkt->fragment_proto;
 	key->v6.direction = direction;
 }
 
@@ -44,6 +44,7 @@ static __always_inline void remember_ports(const struct packet *pkt,
 	struct fragment ports = {
 		.seen = now,
 		.kind = pkt->flags & (PACKET_QUERY | PACKET_REPLY),
+		.proto = pkt->proto,
 	};
 	union fragment_key key;
 
@@ -75,6 +76,9 @@ static __always_inline void recall_ports(struct packet *pkt,
 		return;
 	set_ports(pkt, family, ports->sport, ports->dport);
 	pkt->flags |= ports->kind;
+	pkt->proto = ports->proto;
+	if (family == FAMILY_V6)
+		pkt->tuple.v6.proto = ports->proto;
 }
 
 /* Afterwards a fragment has PACKET_PORTS if its ports could be known. */

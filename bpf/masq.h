@@ -203,7 +203,10 @@ struct inbound {
 	__u64 last_seen;
 };
 
-/* Ports of a fragmented packet, for the fragments that carry none. */
+/*
+ * Ports of a fragmented packet, for the fragments that carry none. proto is
+ * what follows the fragment header, which can be another extension header.
+ */
 struct fragment_key_v4 {
 	__be32 saddr;
 	__be32 daddr;
@@ -226,7 +229,9 @@ struct fragment {
 	__u64 seen;
 	__be16 sport;
 	__be16 dport;
-	__u32 kind; /* of ICMP: asks or answers */
+	__u8 kind; /* of ICMP: asks or answers */
+	__u8 proto; /* of the transport header */
+	__u16 pad;
 };
 
 /* One uplink, in the slot that its programs were loaded for. */

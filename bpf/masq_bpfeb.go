@@ -95,7 +95,9 @@ type MasqFragment struct {
 	Seen  uint64
 	Sport uint16
 	Dport uint16
-	Kind  uint32
+	Kind  uint8
+	Proto uint8
+	Pad   uint16
 }
 
 type MasqFragmentKeyV4 struct {
@@ -233,16 +235,17 @@ type MasqScratch struct {
 			V4 MasqTupleV4
 			_  [24]byte
 		}
-		L3         uint32
-		L4         uint32
-		FragmentId uint32
-		TcpEnd     uint32
-		Proto      uint8
-		Flags      uint8
-		TcpFlags   uint8
-		IcmpType   uint8
-		Dscp       uint8
-		_          [3]byte
+		L3            uint32
+		L4            uint32
+		FragmentId    uint32
+		TcpEnd        uint32
+		Proto         uint8
+		FragmentProto uint8
+		Flags         uint8
+		TcpFlags      uint8
+		IcmpType      uint8
+		Dscp          uint8
+		_             [2]byte
 	}
 	Quote struct {
 		_     structs.HostLayout
@@ -251,16 +254,17 @@ type MasqScratch struct {
 			V4 MasqTupleV4
 			_  [24]byte
 		}
-		L3         uint32
-		L4         uint32
-		FragmentId uint32
-		TcpEnd     uint32
-		Proto      uint8
-		Flags      uint8
-		TcpFlags   uint8
-		IcmpType   uint8
-		Dscp       uint8
-		_          [3]byte
+		L3            uint32
+		L4            uint32
+		FragmentId    uint32
+		TcpEnd        uint32
+		Proto         uint8
+		FragmentProto uint8
+		Flags         uint8
+		TcpFlags      uint8
+		IcmpType      uint8
+		Dscp          uint8
+		_             [2]byte
 	}
 	Addr struct {
 		_  structs.HostLayout

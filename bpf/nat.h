@@ -46,13 +46,13 @@ static const __u8 tcp_next[DIRECTION_COUNT][TCP_EVENT_COUNT][10] = {
 	[DIRECTION_EGRESS] = {
 		/*                     none SS  SR  ES  FW  CW  LA  TW  CL  UN */
 		[TCP_EVENT_SYN]     = { SS, SS, SR, ES, FW, CW, LA, SS, SS, SS },
-		[TCP_EVENT_SYN_ACK] = { SR, SR, SR, ES, FW, CW, LA, TW, CL, UN },
-		[TCP_EVENT_FIN]     = { FW, FW, FW, FW, LA, LA, LA, TW, CL, FW },
+		[TCP_EVENT_SYN_ACK] = { SR, SS, SR, ES, FW, CW, LA, TW, CL, UN },
+		[TCP_EVENT_FIN]     = { FW, SS, FW, FW, LA, LA, LA, TW, CL, FW },
 		[TCP_EVENT_ACK]     = { UN, SS, ES, ES, CW, CW, TW, TW, UN, UN },
 		[TCP_EVENT_RST]     = { CL, CL, CL, CL, CL, CL, CL, CL, CL, CL },
 	},
 	[DIRECTION_INGRESS] = {
-		[TCP_EVENT_SYN]     = { SR, SR, SR, ES, FW, CW, LA, TW, CL, UN },
+		[TCP_EVENT_SYN]     = { SR, SR, SR, ES, FW, CW, LA, SS, CL, UN },
 		[TCP_EVENT_SYN_ACK] = { SR, SR, SR, ES, FW, CW, LA, TW, CL, ES },
 		[TCP_EVENT_FIN]     = { FW, SS, FW, FW, LA, LA, LA, TW, CL, FW },
 		[TCP_EVENT_ACK]     = { ES, SS, SR, ES, CW, CW, TW, TW, CL, ES },

@@ -39,7 +39,8 @@ struct packet {
 	__u32 l4;
 	__be32 fragment_id;
 	__u32 tcp_end; /* sequence number after this segment */
-	__u8 proto;
+	__u8 proto; /* of the transport header */
+	__u8 fragment_proto; /* behind the fragment header */
 	__u8 flags; /* enum packet_flag */
 	__u8 tcp_flags;
 	__u8 icmp_type;

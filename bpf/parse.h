@@ -216,6 +216,7 @@ static __always_inline enum verdict parse_v4(struct __sk_buff *skb,
 		pkt->flags |= fragment & IP_OFFSET_MASK ? PACKET_LATER :
 							  PACKET_FIRST;
 		pkt->fragment_id = ip.id;
+		pkt->fragment_proto = ip.protocol;
 	}
 	return VERDICT_UNDECIDED;
 }
@@ -256,6 +257,7 @@ static __always_inline bool step_over(struct __sk_buff *skb, struct packet *pkt)
 					      PACKET_LATER :
 					      PACKET_FIRST;
 			pkt->fragment_id = ext.id;
+			pkt->fragment_proto = ext.nexthdr;
 		}
 		pkt->l4 += 8;
 	} else {
