@@ -126,17 +126,19 @@ func runAgent(ctx context.Context, env environment, o *options, log *slog.Logger
 	if o.once {
 		return a.Once(ctx)
 	}
-	go func() {
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-hangup:
-				a.Resync()
-			}
-		}
-	}()
+	go followHangups(ctx, hangup, a.Resync)
 	return a.Run(ctx)
+}
+
+func followHangups(ctx context.Context, hangup <-chan os.Signal, resync func()) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-hangup:
+			resync()
+		}
+	}
 }
 
 func kernelRelease() string {

@@ -142,6 +142,16 @@ func TestNATList(t *testing.T) {
 	}
 }
 
+func TestNATListOfIPTablesSaysWhereToLook(t *testing.T) {
+	lab.RequireRoot(t)
+	s := newStage(t)
+	s.startAgent()
+	got := s.run("nat", "list", "--dst", "9.9.9.9", "-o", "json")
+	if strings.TrimSpace(got.stdout) != "[]" || !strings.Contains(got.stderr, "conntrack -L") {
+		t.Errorf("got %+v", got)
+	}
+}
+
 func TestNATEvents(t *testing.T) {
 	flows := testFlows()
 	known := make(map[flowKey]api.Translation)

@@ -64,6 +64,9 @@ func newNATListCommand(env environment) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if len(flows) == 0 {
+				sayWhoTranslates(command.Context(), client, command.ErrOrStderr())
+			}
 			return printAs(command.OutOrStdout(), format, flows, func(w io.Writer) error { return printNAT(w, flows) })
 		},
 	}
@@ -106,6 +109,13 @@ func listNAT(ctx context.Context, client natLister, filter agent.NATFilter) ([]a
 			a.Dst.Compare(b.Dst), cmp.Compare(a.DPort, b.DPort))
 	})
 	return flows, err
+}
+
+// sayWhoTranslates tells those who look in the wrong place.
+func sayWhoTranslates(ctx context.Context, client *agent.Client, stderr io.Writer) {
+	if status, err := client.Status(ctx); err == nil && status.Datapath == agent.IPTables {
+		say(stderr, "ip-masq-agent: the kernel translates for the iptables datapath: see conntrack -L --src-nat\n")
+	}
 }
 
 func natRow(t api.Translation) []string {

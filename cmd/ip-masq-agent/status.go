@@ -119,10 +119,13 @@ func printStatus(w io.Writer, s api.Status) error {
 		{"Keep source towards", prefixes(s.NonMasqueradeCIDRs)},
 		{"Except", prefixes(s.MasqueradeCIDRs)},
 	}
-	if s.Datapath == agent.EBPF || s.Drain.Active {
-		rows = append(rows,
-			[]string{"IPv4 translations", fmt.Sprintf("%d of %d", s.NAT.V4.Entries, s.NAT.V4.Capacity)},
-			[]string{"IPv6 translations", fmt.Sprintf("%d of %d", s.NAT.V6.Entries, s.NAT.V6.Capacity)})
+	for _, t := range []struct {
+		name string
+		api.Table
+	}{{"IPv4 translations", s.NAT.V4}, {"IPv6 translations", s.NAT.V6}} {
+		if t.Capacity > 0 {
+			rows = append(rows, []string{t.name, fmt.Sprintf("%d of %d", t.Entries, t.Capacity)})
+		}
 	}
 	if s.Drain.Active {
 		rows = append(rows, []string{"Drain", fmt.Sprintf("%d flows are still served by the ebpf datapath", s.Drain.Entries)})
