@@ -40,7 +40,7 @@ type address struct {
 	link   int
 	local  netip.Addr   // the node's own address
 	subnet netip.Prefix // masked; on a point-to-point address the peer's
-	flags  uint32       // IFA_F_*
+	flags  uint8        // IFA_F_*, the lower eight: those above do not concern the choice
 	scope  uint8        // RT_SCOPE_*
 }
 
@@ -127,7 +127,7 @@ func decodeAddress(m []byte) (address, bool) {
 	if err != nil || !isIP(msg.Family) {
 		return address{}, false
 	}
-	a := address{link: int(msg.Index), flags: uint32(msg.Flags), scope: msg.Scope}
+	a := address{link: int(msg.Index), flags: msg.Flags, scope: msg.Scope}
 	var peer netip.Addr // IFA_ADDRESS: the other end, or the local address again
 	for _, attr := range attrs {
 		switch attrType(attr.Attr.Type) {
@@ -135,8 +135,6 @@ func decodeAddress(m []byte) (address, bool) {
 			a.local = addr(attr.Value)
 		case unix.IFA_ADDRESS:
 			peer = addr(attr.Value)
-		case unix.IFA_FLAGS:
-			a.flags = word(attr.Value)
 		}
 	}
 	if !a.local.IsValid() {

@@ -336,6 +336,18 @@ func TestAddressIsWhatMasqueradePicksAtRandom(t *testing.T) {
 	}
 }
 
+func TestTentativeAddress(t *testing.T) {
+	m := newMasquerader(t)
+	ip(t, "link add v0 type veth peer v1", "link set v1 up", "link set v0 up", "addr add fd00::1/128 dev lo nodad")
+	sysctl(t, "net/ipv6/conf/v0/accept_dad", "1")
+	sysctl(t, "net/ipv6/conf/v0/dad_transmits", "100")
+	ip(t, "addr add 2001:db8::1/64 dev v0")
+	tr := newTracker(t, Options{Interfaces: []string{"up0"}})
+	if got, want := m.compare(t, tr, "2001:4860::1"), "fd00::1"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
 // RFC 8981 addresses are the better ones only where use_tempaddr says so.
 func TestTemporaryAddress(t *testing.T) {
 	m := newMasquerader(t)

@@ -14,9 +14,9 @@ import (
 // candidate6 is one address of the candidate set of RFC 6724, section 4.
 type candidate6 struct {
 	addr     netip.Addr
-	bits     int    // prefix length
-	flags    uint32 // IFA_F_*
-	outgoing bool   // on the interface that the packet leaves through
+	bits     int   // prefix length
+	flags    uint8 // IFA_F_*
+	outgoing bool  // on the interface that the packet leaves through
 	sysctl   ipv6Settings
 }
 
@@ -41,7 +41,7 @@ func select6(candidates []candidate6, dst netip.Addr) (netip.Addr, bool) {
 
 // score is ipv6_get_saddr_eval for all rules.
 func (c candidate6) score(dst netip.Addr) score6 {
-	avoid := uint32(unix.IFA_F_DEPRECATED)
+	avoid := uint8(unix.IFA_F_DEPRECATED)
 	if !c.sysctl.useOptimistic {
 		avoid |= unix.IFA_F_OPTIMISTIC
 	}

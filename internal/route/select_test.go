@@ -38,6 +38,18 @@ func TestRules4AreSelect4(t *testing.T) {
 	}
 }
 
+func TestSecondaryAddressesAreNotChosen(t *testing.T) {
+	subnet := netip.MustParsePrefix("192.0.2.0/24")
+	own := []address{
+		{local: netip.MustParseAddr("192.0.2.2"), subnet: subnet, flags: unix.IFA_F_SECONDARY},
+		{local: netip.MustParseAddr("192.0.2.1"), subnet: subnet},
+	}
+	u := Uplink{V4: node{}.rules4(link{index: 1}, map[int][]address{1: own})}
+	if got, _ := u.Address4(netip.MustParseAddr("192.0.2.9")); got != own[1].local {
+		t.Errorf("got %s, want %s", got, own[1].local)
+	}
+}
+
 // The rules say what select6 says, of any candidates and destination. The
 // candidates that candidates6 leaves out make no difference.
 func TestRules6AreSelect6(t *testing.T) {
@@ -75,7 +87,7 @@ func TestRules6AreSelect6(t *testing.T) {
 }
 
 func randomCandidate(r *rand.Rand) candidate6 {
-	flags := []uint32{0, 0, 0, unix.IFA_F_DEPRECATED, unix.IFA_F_TEMPORARY, unix.IFA_F_OPTIMISTIC}
+	flags := []uint8{0, 0, 0, unix.IFA_F_DEPRECATED, unix.IFA_F_TEMPORARY, unix.IFA_F_OPTIMISTIC}
 	return candidate6{
 		addr:     randomAddress6(r),
 		bits:     []int{0, 1, 16, 32, 48, 64, 64, 64, 127, 128}[r.IntN(10)],
@@ -150,7 +162,7 @@ func TestSelect6Examples(t *testing.T) {
 	}
 }
 
-func on(addr string, flags uint32) candidate6 {
+func on(addr string, flags uint8) candidate6 {
 	return candidate6{addr: netip.MustParseAddr(addr), bits: 64, flags: flags, outgoing: true}
 }
 

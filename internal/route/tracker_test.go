@@ -91,6 +91,15 @@ func TestServedLinkStaysServed(t *testing.T) {
 	}
 }
 
+func TestLinkThatIsDownHasNoAddress(t *testing.T) {
+	enterNamespace(t)
+	ip(t, "tuntap add t0 mode tun", "addr add 192.0.2.1/24 dev t0", "addr add 2001:db8::1/64 dev t0 nodad")
+	u := uplink(t, newTracker(t, Options{Interfaces: []string{"t0"}}).Snapshot(), "t0")
+	if u.Up || u.V4 != nil || u.V6 != nil {
+		t.Errorf("up %v, rules %v %v", u.Up, u.V4, u.V6)
+	}
+}
+
 func TestBridgePortFallsOutOfService(t *testing.T) {
 	enterNamespace(t)
 	ip(t, "link add v0 type veth peer v1", "link set v0 up", "link set v1 up", "route add default dev v0", "link add br0 type bridge", "link set br0 up")
@@ -112,6 +121,20 @@ func TestNoUplinkOnOldEvidence(t *testing.T) {
 		"link set v0 master br0", "route add default dev v0")
 	tr := track(t, Options{})
 	ip(t, "link set v0 down", "link set v0 nomaster", "link set v0 up")
+	barrier(t, tr)
+	if got := names(tr.Snapshot()); got != "" {
+		t.Errorf("uplinks %q, want none", got)
+	}
+}
+
+func TestNewLinkWithTheNumberOfAnUplink(t *testing.T) {
+	enterNamespace(t)
+	ip(t, "link add v0 index 77 type veth peer v1", "link set v0 up", "link set v1 up", "route add default dev v0")
+	tr := track(t, Options{})
+	if got := names(tr.Snapshot()); got != "v0" {
+		t.Fatalf("uplinks %q, want v0", got)
+	}
+	ip(t, "link del v0", "link add v0 index 77 type veth peer v1", "link set v0 up", "link set v1 up")
 	barrier(t, tr)
 	if got := names(tr.Snapshot()); got != "" {
 		t.Errorf("uplinks %q, want none", got)
@@ -265,14 +288,14 @@ func TestPath(t *testing.T) {
 		"route add default via 192.0.2.254", "route add ::/0 via 2001:db8::fe",
 		"route add 203.0.113.0/24 via inet6 2001:db8::fe dev t0",
 		"route add prohibit 203.0.113.128/25",
-		"rule add iif v0 lookup 100", "route add default via 198.51.100.254 table 100")
+		"rule add iif v0 lookup 100", "rule add from 198.51.100.1 lookup 100", "route add default via 198.51.100.254 table 100")
 	tr := newTracker(t, Options{})
 	for _, tt := range []struct{ name, dst, src, want string }{
 		{"gateway", "8.8.8.8", "", "t0 192.0.2.254"},
 		{"on the link", "192.0.2.7", "", "t0 192.0.2.7"},
 		{"own address", "198.51.100.1", "", "local"},
 		{"loopback", "127.0.0.1", "", "local"},
-		{"own address as source", "8.8.8.8", "198.51.100.1", "t0 192.0.2.254"},
+		{"own address as source", "8.8.8.8", "198.51.100.1", "t1 198.51.100.254"},
 		{"pod's address as source", "8.8.8.8", "10.1.0.2", "t1 198.51.100.254"},
 		{"source of the other family", "8.8.8.8", "2001:db8::1", "t0 192.0.2.254"},
 		{"IPv6", "2001:4860::8888", "", "t0 2001:db8::fe"},
