@@ -3,6 +3,7 @@
 package parity
 
 import (
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -17,7 +18,7 @@ func changes() []row {
 	return []row{{name: "open connections keep what they have when the config changes", scenario: configChange}}
 }
 
-// sticky is a connection over a change of the config.
+// sticky is a connection over a change of what translates.
 type sticky struct {
 	what  string
 	conn  *lab.Conn
@@ -58,18 +59,23 @@ func (b *bench) openSticky(proto string, to ...netip.Addr) []*sticky {
 	var all []*sticky
 	for _, addr := range to {
 		local := netip.AddrPortFrom(b.own(podA).Addr(addr.Is6()), b.freshPort())
-		conn, err := b.namespace(podA).Dial(b.Context(), proto, local, netip.AddrPortFrom(addr, service))
-		if err != nil {
-			b.Fatal(err)
-		}
-		b.Cleanup(func() { conn.Close() })
-		all = append(all, &sticky{
-			what: proto + " to " + addr.String(), conn: conn, seen: conn.Seen,
-			// Nothing knows of an untranslated datagram flow without conntrack.
-			loose: proto == udp && !withConntrack(b.variant) && lab.IsPod(conn.Seen.Addr()),
-		})
+		s := b.stick(podA, proto, local, netip.AddrPortFrom(addr, service))
+		// Nothing knows of an untranslated datagram flow without conntrack.
+		s.loose = proto == udp && !withConntrack(b.variant) && lab.IsPod(s.seen.Addr())
+		all = append(all, s)
 	}
 	return all
+}
+
+// stick opens a connection to come back to.
+func (b *bench) stick(from host, proto string, local, remote netip.AddrPort) *sticky {
+	b.Helper()
+	conn, err := b.namespace(from).Dial(b.Context(), proto, local, remote)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { conn.Close() })
+	return &sticky{what: fmt.Sprintf("%s from %s to %s", proto, local, remote), conn: conn, seen: conn.Seen}
 }
 
 // checkSticky asks over connections that were there before: TCP shows by

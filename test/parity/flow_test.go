@@ -45,6 +45,8 @@ type bench struct {
 	wires   []*lab.Capture
 	port    *atomic.Uint32 // the last one used by a row
 	start   time.Time      // of the subtest
+
+	earlier map[bool][]*sticky // by family: open before the subject was there
 }
 
 // with gives the same bench for a subtest.

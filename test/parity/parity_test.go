@@ -45,7 +45,7 @@ func TestParity(t *testing.T) {
 
 func newBench(t *testing.T, v variant) *bench {
 	t.Helper()
-	l := lab.New(t, lab.Options{Conntrack: v.conntrack && v.subject == ebpf, NoOffloads: !v.offloads, SecondUplink: true})
+	l := lab.New(t, lab.Options{Conntrack: v.conntrack, NoOffloads: !v.offloads, SecondUplink: true})
 	b := &bench{T: t, lab: l, variant: v, port: new(atomic.Uint32)}
 	b.port.Store(20000)
 	if err := l.NarrowRoute(l.Remote2, 1300); err != nil {
@@ -57,6 +57,9 @@ func newBench(t *testing.T, v variant) *bench {
 	}
 	for _, wire := range l.Wires {
 		b.wires = append(b.wires, lab.NewCapture(t, wire))
+	}
+	for _, is6 := range []bool{false, true} {
+		b.openEarlier(is6)
 	}
 	b.subject = startSubject(t, l, v, usualSettings())
 	return b

@@ -19,6 +19,11 @@ import (
 // histories: what one packet leaves behind for the next.
 func histories() []row {
 	return []row{
+		{
+			name:     "connections from outside that were open before the agent",
+			only:     func(v variant) bool { return v.conntrack },
+			scenario: func(b *bench, is6 bool) { b.checkSticky(b.earlier[is6]) },
+		},
 		{name: "stray segment from outside does not make the next connection a reply", scenario: phantom},
 		{name: "connection on the ports of one that was reset", scenario: reconnect},
 		{name: "two first datagrams at once", scenario: twoAtOnce},
@@ -35,6 +40,19 @@ func histories() []row {
 			deviation: "the eBPF datapath never touches multicast",
 			scenario:  func(b *bench, _ bool) { multicast(b, b.lab.Secondary.V4) },
 		},
+	}
+}
+
+// openEarlier opens connections from outside to a pod.
+func (b *bench) openEarlier(is6 bool) {
+	b.Helper()
+	if b.earlier == nil {
+		b.earlier = make(map[bool][]*sticky)
+	}
+	for _, proto := range []string{tcp, udp} {
+		at := netip.AddrPortFrom(b.own(podA).Addr(is6), service)
+		local := netip.AddrPortFrom(b.lab.Client.Addr(is6), b.freshPort())
+		b.earlier[is6] = append(b.earlier[is6], b.stick(outside, proto, local, at))
 	}
 }
 

@@ -28,7 +28,7 @@ const (
 // variant is one way to run the table.
 type variant struct {
 	subject     string
-	conntrack   bool // in the lab itself; under iptables rules there always is
+	conntrack   bool // before the subject came; under iptables rules there always is
 	offloads    bool
 	randomFully bool
 }

@@ -98,7 +98,9 @@ func withConntrack(v variant) bool { return v.conntrack || v.subject != ebpf }
 // table is every expectation but those about changes.
 func table() []row {
 	var rows []row
-	for _, part := range [][]row{choice(), ports(), hostTraffic(), inbound(), local(), whole(), raw(), icmpErrors(), histories(), bulk()} {
+	for _, part := range [][]row{
+		histories(), choice(), ports(), hostTraffic(), inbound(), local(), whole(), raw(), icmpErrors(), bulk(),
+	} {
 		rows = append(rows, part...)
 	}
 	return rows
