@@ -17,11 +17,11 @@ const (
 
 // chainText is a chain and its jump as another version made them.
 func chainText(name, jump string, rules ...string) string {
-	text := "*nat\n:" + name + " - [0:0]\n" + foreignBefore + jump + "\n" + foreignAfter
+	lines := []string{"*nat", ":" + name + " - [0:0]", foreignBefore + jump, strings.TrimSpace(foreignAfter)}
 	for _, r := range rules {
-		text += "-A " + name + " " + r + "\n"
+		lines = append(lines, "-A "+name+" "+r)
 	}
-	return text + "COMMIT\n"
+	return strings.Join(lines, "\n") + "\nCOMMIT\n"
 }
 
 func quotedJump(name string) string {

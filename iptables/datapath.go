@@ -28,7 +28,7 @@ type Options struct {
 	RandomFully bool              // random source ports, where iptables can
 	ToPorts     []portrange.Range // of TCP, UDP and SCTP; empty: the kernel's choice
 	DropInvalid bool              // see InvalidChain
-	Log         *slog.Logger
+	Log         *slog.Logger      // required
 }
 
 // Datapath translates by iptables rules. It satisfies agent.Datapath.
@@ -175,7 +175,8 @@ func (d *Datapath) syncChain(ctx context.Context, t tool, c chain) error {
 		return err
 	}
 	k := key{t.family, c.table}
-	repair := !do.empty() && slices.Equal(d.done[k].rules, c.rules)
+	before, known := d.done[k]
+	repair := known && slices.Equal(before.rules, c.rules)
 	d.done[k] = c
 	if do.empty() {
 		return nil

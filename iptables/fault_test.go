@@ -73,6 +73,30 @@ func TestSyncIsBounded(t *testing.T) {
 	}
 }
 
+// TestErrorTexts: what the programs say, in versions that are not here, too.
+func TestErrorTexts(t *testing.T) {
+	tests := []struct {
+		stderr               string
+		missing, unsupported bool
+	}{
+		{"iptables: No chain/target/match by that name.", true, false},
+		{"iptables: Bad rule (does a matching rule exist in that chain?).", true, false},
+		{"iptables v1.8.2 (nf_tables): Couldn't load target `IP-MASQ-AGENT':No such file or directory\n\nTry `iptables -h' …", true, false},
+		{"iptables v1.8.9 (nf_tables): Chain 'IP-MASQ-AGENT' does not exist\nTry `iptables -h' …", true, false},
+		{"iptables v1.8.9 (legacy): can't initialize iptables table `nat': Table does not exist (do you need to insmod?)", false, true},
+		{"iptables v1.8.9 (nf_tables): Could not fetch rule set generation id: Invalid argument", false, true},
+		{"iptables: Failed to initialize nft: Protocol not supported", false, true},
+		{"iptables v1.8.9 (nf_tables): Could not fetch rule set generation id: Permission denied (you must be root)", false, false},
+		{"iptables v1.8.9 (nf_tables): unknown option \"--wait\"", false, false},
+	}
+	for _, tt := range tests {
+		err := &commandError{program: "iptables", stderr: tt.stderr, err: errors.New("exit status 1")}
+		if isMissing(err) != tt.missing || isUnsupported(err) != tt.unsupported {
+			t.Errorf("%s: missing %t, unsupported %t", tt.stderr, isMissing(err), isUnsupported(err))
+		}
+	}
+}
+
 // TestLock: the legacy programs share a lock with kube-proxy.
 func TestLock(t *testing.T) {
 	hold := func(n *node, seconds string) {

@@ -52,8 +52,8 @@ func ports(t *testing.T, text string) []portrange.Range {
 // configuration: testdata/upstream. It printed the same with both backends.
 func TestTextOfClassicAgent(t *testing.T) {
 	defaults := prefixes("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
-	reserved := append(defaults, prefixes("100.64.0.0/10", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24",
-		"198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4")...)
+	reserved := prefixes("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "192.0.0.0/24", "192.0.2.0/24",
+		"192.88.99.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4")
 	list := func(texts ...string) prefix.Lists {
 		return prefix.Lists{LinkLocal: linkLocal(), NonMasquerade: prefixes(texts...)}
 	}

@@ -156,26 +156,18 @@ func (w *watcher) concerns(events []byte) bool {
 	})
 }
 
-// touches reads one message: struct nfgenmsg, then attributes.
+// touches reads one message: struct nfgenmsg, then attributes. Events of rules
+// are enough: neither a watched chain nor its table can go without its rules,
+// and the kernel tells of each.
 func (w *watcher) touches(m syscall.NetlinkMessage) bool {
-	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || len(m.Data) < nl.SizeofNfgenmsg ||
+	const newRule, delRule = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWRULE, unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_DELRULE
+	if m.Header.Type != newRule && m.Header.Type != delRule || len(m.Data) < nl.SizeofNfgenmsg ||
 		!slices.Contains(w.watched.families, m.Data[0]) {
 		return false
 	}
-	chainAttribute := uint16(unix.NFTA_RULE_CHAIN)
-	switch m.Header.Type & 0xff {
-	case unix.NFT_MSG_DELTABLE:
-		chainAttribute = 0
-	case unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN:
-		chainAttribute = unix.NFTA_CHAIN_NAME
-	case unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE:
-	default:
-		return false
-	}
 	attributes := m.Data[nl.SizeofNfgenmsg:]
-	// The table's name is the same attribute of tables, chains and rules.
-	chains, ok := w.watched.chains[attribute(attributes, unix.NFTA_TABLE_NAME)]
-	return ok && (chainAttribute == 0 || slices.Contains(chains, attribute(attributes, chainAttribute)))
+	chains := w.watched.chains[attribute(attributes, unix.NFTA_RULE_TABLE)]
+	return slices.Contains(chains, attribute(attributes, unix.NFTA_RULE_CHAIN))
 }
 
 // attribute is the text of one netlink attribute (struct nlattr: length with
