@@ -11,6 +11,7 @@
 #include "packet.h"
 #include "policy.h"
 #include "rewrite.h"
+#include "talker.h"
 
 /* Gives the packet what its flow has. */
 static __always_inline enum verdict
@@ -46,9 +47,10 @@ static __always_inline enum verdict existing_flow(struct __sk_buff *skb,
 		end_flow(flow, flow->last_seen, &pkt->tuple, family);
 		return VERDICT_UNDECIDED;
 	}
-	refresh(flow, pkt, now, DIRECTION_EGRESS);
 	nat_address(flow, family, &addr);
 	port = flow->nat_port;
+	if (refresh(flow, pkt, now, DIRECTION_EGRESS))
+		note_talker(pkt, &addr, family, now);
 	return translate_source(skb, pkt, family, &addr, port,
 				VERDICT_TRANSLATED);
 }
@@ -165,6 +167,7 @@ static __always_inline enum verdict unknown_flow(struct __sk_buff *skb,
 	verdict = open_flow(skb, s, family, now);
 	if (verdict >= VERDICT_DROP_FIRST)
 		return verdict;
+	note_talker(pkt, &s->addr, family, now);
 	return translate_source(skb, pkt, family, &s->addr, s->port, verdict);
 }
 

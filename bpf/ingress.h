@@ -10,6 +10,7 @@
 #include "packet.h"
 #include "policy.h"
 #include "rewrite.h"
+#include "talker.h"
 
 /* Global functions: see egress.h. */
 __noinline int error_arrives_v4(struct __sk_buff *skb)
@@ -22,6 +23,23 @@ __noinline int error_arrives_v6(struct __sk_buff *skb)
 	return icmp_error_ingress(skb, FAMILY_V6);
 }
 
+/* Gives a fragment whose ports are not known yet to the one it can be for. */
+static __always_inline enum verdict early_fragment(struct __sk_buff *skb,
+						   const struct packet *pkt,
+						   const enum family family,
+						   __u64 now)
+{
+	enum verdict verdict;
+	union address addr;
+
+	verdict = only_talker(pkt, family, now, &addr);
+	if (verdict != VERDICT_TRANSLATED)
+		return verdict;
+	if (rewrite(skb, pkt, family, SIDE_DESTINATION, &addr, 0))
+		return VERDICT_DROP_UNSUPPORTED;
+	return verdict;
+}
+
 /* Gives a reply the address and port of the pod that it is for. */
 static __always_inline enum verdict reply_of_flow(struct __sk_buff *skb,
 						  const struct packet *pkt,
@@ -32,8 +50,12 @@ static __always_inline enum verdict reply_of_flow(struct __sk_buff *skb,
 	union address addr;
 	struct flow *flow;
 
-	if (!(pkt->flags & PACKET_PORTS) || pkt->flags & PACKET_QUERY)
+	if (pkt->flags & PACKET_QUERY)
 		return VERDICT_UNDECIDED;
+	if (!(pkt->flags & PACKET_PORTS))
+		return pkt->flags & PACKET_LATER ?
+			       early_fragment(skb, pkt, family, now) :
+			       VERDICT_UNDECIDED;
 	if (!find_origin(&pkt->tuple, family, &origin))
 		return VERDICT_UNDECIDED;
 	flow = find_flow(&origin.tuple, family);
@@ -77,6 +99,7 @@ static __always_inline enum verdict from_outside(const struct packet *pkt,
 {
 	union address src, dst;
 
+	note_node_talks(pkt, family, now);
 	destination(pkt, family, &dst);
 	source(pkt, family, &src);
 	if (is_only_address(uplink, &dst, family) ||

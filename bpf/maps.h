@@ -136,6 +136,24 @@ struct {
 	__type(value, struct fragment);
 } fragments_v6 SEC(".maps");
 
+/*
+ * Talkers by remote. Written by flows that open and go on. LRU: forgetting one
+ * costs a fragment that came early.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, LIMIT_TALKERS);
+	__type(key, struct talker_key_v4);
+	__type(value, struct talker_v4);
+} talkers_v4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, LIMIT_TALKERS);
+	__type(key, struct talker_key_v6);
+	__type(value, struct talker_v6);
+} talkers_v6 SEC(".maps");
+
 /* Uplinks by slot. Written by the agent. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -21,6 +21,7 @@ enum limit {
 	LIMIT_FLOWS = 262144, /* flows of one family, unless configured */
 	LIMIT_INBOUND = 131072, /* remembered connections from outside */
 	LIMIT_FRAGMENTS = 16384, /* fragmented packets under way */
+	LIMIT_TALKERS = 16384, /* remotes whose fragments could be resolved */
 	LIMIT_UPLINKS = 256,
 	LIMIT_ADDRESS_RULES = 16384,
 	LIMIT_NODE_ADDRESSES = 65536,
@@ -234,6 +235,37 @@ struct fragment {
 	__u16 pad;
 };
 
+/*
+ * Who talks to a remote with a protocol through a masquerade address: for
+ * fragments that come before the one with the ports.
+ */
+struct talker_key_v4 {
+	__be32 remote;
+	__be32 nat_addr;
+	__u8 proto;
+	__u8 pad[3];
+};
+
+struct talker_key_v6 {
+	__be32 remote[4];
+	__be32 nat_addr[4];
+	__u8 proto;
+	__u8 pad[3];
+};
+
+struct talker_v4 {
+	__u64 seen; /* when the pod last sent */
+	__u64 other_seen; /* when another, or the node, last did */
+	__be32 addr;
+	__u32 pad;
+};
+
+struct talker_v6 {
+	__u64 seen;
+	__u64 other_seen;
+	__be32 addr[4];
+};
+
 /* One uplink, in the slot that its programs were loaded for. */
 struct uplink {
 	__u32 ifindex;
@@ -309,5 +341,9 @@ _Static_assert(sizeof(struct reverse_v4) == 16, "padding");
 _Static_assert(sizeof(struct reverse_v6) == 32, "padding");
 _Static_assert(sizeof(struct fragment_key_v4) == 16, "padding");
 _Static_assert(sizeof(struct fragment_key_v6) == 40, "padding");
+_Static_assert(sizeof(struct talker_key_v4) == 12, "padding");
+_Static_assert(sizeof(struct talker_key_v6) == 36, "padding");
+_Static_assert(sizeof(struct talker_v4) == 24, "padding");
+_Static_assert(sizeof(struct talker_v6) == 32, "padding");
 
 #endif

@@ -132,6 +132,7 @@ const (
 	MasqLimitLIMIT_FLOWS          MasqLimit = 262144
 	MasqLimitLIMIT_INBOUND        MasqLimit = 131072
 	MasqLimitLIMIT_FRAGMENTS      MasqLimit = 16384
+	MasqLimitLIMIT_TALKERS        MasqLimit = 16384
 	MasqLimitLIMIT_UPLINKS        MasqLimit = 256
 	MasqLimitLIMIT_ADDRESS_RULES  MasqLimit = 16384
 	MasqLimitLIMIT_NODE_ADDRESSES MasqLimit = 65536
@@ -282,6 +283,37 @@ type MasqSweepRequest struct {
 	Count    uint32
 }
 
+type MasqTalkerKeyV4 struct {
+	_       structs.HostLayout
+	Remote  uint32
+	NatAddr uint32
+	Proto   uint8
+	Pad     [3]uint8
+}
+
+type MasqTalkerKeyV6 struct {
+	_       structs.HostLayout
+	Remote  [4]uint32
+	NatAddr [4]uint32
+	Proto   uint8
+	Pad     [3]uint8
+}
+
+type MasqTalkerV4 struct {
+	_         structs.HostLayout
+	Seen      uint64
+	OtherSeen uint64
+	Addr      uint32
+	Pad       uint32
+}
+
+type MasqTalkerV6 struct {
+	_         structs.HostLayout
+	Seen      uint64
+	OtherSeen uint64
+	Addr      [4]uint32
+}
+
 type MasqTupleV4 struct {
 	_     structs.HostLayout
 	Saddr uint32
@@ -371,6 +403,8 @@ const (
 	MasqMapReverseV4      = "reverse_v4"
 	MasqMapReverseV6      = "reverse_v6"
 	MasqMapScratch        = "scratch"
+	MasqMapTalkersV4      = "talkers_v4"
+	MasqMapTalkersV6      = "talkers_v6"
 	MasqMapTimeouts       = "timeouts"
 	MasqMapUplinks        = "uplinks"
 	MasqProgMasqEgress    = "masq_egress"
@@ -461,6 +495,8 @@ type MasqMapSpecs struct {
 	ReverseV4   *ebpf.MapSpec `ebpf:"reverse_v4"`
 	ReverseV6   *ebpf.MapSpec `ebpf:"reverse_v6"`
 	Scratch     *ebpf.MapSpec `ebpf:"scratch"`
+	TalkersV4   *ebpf.MapSpec `ebpf:"talkers_v4"`
+	TalkersV6   *ebpf.MapSpec `ebpf:"talkers_v6"`
 	Timeouts    *ebpf.MapSpec `ebpf:"timeouts"`
 	Uplinks     *ebpf.MapSpec `ebpf:"uplinks"`
 }
@@ -517,6 +553,8 @@ type MasqMaps struct {
 	ReverseV4   *ebpf.Map `ebpf:"reverse_v4"`
 	ReverseV6   *ebpf.Map `ebpf:"reverse_v6"`
 	Scratch     *ebpf.Map `ebpf:"scratch"`
+	TalkersV4   *ebpf.Map `ebpf:"talkers_v4"`
+	TalkersV6   *ebpf.Map `ebpf:"talkers_v6"`
 	Timeouts    *ebpf.Map `ebpf:"timeouts"`
 	Uplinks     *ebpf.Map `ebpf:"uplinks"`
 }
@@ -542,6 +580,8 @@ func (m *MasqMaps) Close() error {
 		m.ReverseV4,
 		m.ReverseV6,
 		m.Scratch,
+		m.TalkersV4,
+		m.TalkersV6,
 		m.Timeouts,
 		m.Uplinks,
 	)

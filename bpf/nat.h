@@ -147,23 +147,27 @@ static __always_inline bool alive(const struct flow *flow, __u64 now)
 	return idle < (__s64)(timeout(flow) + LAST_SEEN_GRANULARITY);
 }
 
-static __always_inline void refresh(struct flow *flow, const struct packet *pkt,
+/*
+ * A packet went through a flow. True at most once a second: time to write down
+ * what need not be written for each packet.
+ */
+static __always_inline bool refresh(struct flow *flow, const struct packet *pkt,
 				    __u64 now, const enum direction direction)
 {
+	bool due = (__s64)(now - flow->last_seen) >=
+		   (__s64)LAST_SEEN_GRANULARITY;
 	__u8 state;
 
 	if (direction == DIRECTION_INGRESS && !flow->replied)
 		flow->replied = 1;
 	state = next_state(flow, pkt, now, direction);
-	if (state != flow->state) {
+	if (due || state != flow->state) {
 		flow->state = state;
-		flow->last_seen = now;
-	} else if ((__s64)(now - flow->last_seen) >=
-		   (__s64)LAST_SEEN_GRANULARITY) {
 		flow->last_seen = now;
 	}
 	if (direction == DIRECTION_EGRESS && pkt->proto == IPPROTO_TCP)
 		flow->tcp_end = pkt->tcp_end;
+	return due;
 }
 
 /* The mapping of a tuple as the pod sends it. NULL: none. */
