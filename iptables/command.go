@@ -161,6 +161,10 @@ func (e *commandError) Error() string {
 	if e.stderr != "" {
 		text += ": " + e.stderr
 	}
+	if strings.HasPrefix(e.stderr, "ip") && strings.HasSuffix(strings.TrimSuffix(e.stderr, "."), " failed") {
+		// All that the legacy programs say when the table changed while they worked.
+		text += " (does another program write rules without sharing /run/xtables.lock with this one?)"
+	}
 	return text
 }
 

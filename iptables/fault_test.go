@@ -80,6 +80,7 @@ func TestErrorTexts(t *testing.T) {
 		missing, unsupported bool
 	}{
 		{"iptables: No chain/target/match by that name.", true, false},
+		{"iptables-restore: line 7 failed", false, false},
 		{"iptables: Bad rule (does a matching rule exist in that chain?).", true, false},
 		{"iptables v1.8.2 (nf_tables): Couldn't load target `IP-MASQ-AGENT':No such file or directory\n\nTry `iptables -h' …", true, false},
 		{"iptables v1.8.9 (nf_tables): Chain 'IP-MASQ-AGENT' does not exist\nTry `iptables -h' …", true, false},
@@ -93,6 +94,22 @@ func TestErrorTexts(t *testing.T) {
 		err := &commandError{program: "iptables", stderr: tt.stderr, err: errors.New("exit status 1")}
 		if isMissing(err) != tt.missing || isUnsupported(err) != tt.unsupported {
 			t.Errorf("%s: missing %t, unsupported %t", tt.stderr, isMissing(err), isUnsupported(err))
+		}
+	}
+}
+
+// TestLostRaceIsExplained: "line 7 failed" is what busy legacy nodes log.
+func TestLostRaceIsExplained(t *testing.T) {
+	for stderr, want := range map[string]bool{
+		"iptables-restore: line 7 failed":                         true,
+		"iptables-restore: line 7 failed.":                        true,
+		"ip6tables-restore: line 12 failed":                       true,
+		"iptables-nft-restore: line 4 failed: Bad rule (does a …": false,
+		"Permission denied":                                       false,
+	} {
+		err := &commandError{program: "iptables-legacy-restore", stderr: stderr, err: errors.New("exit status 1")}
+		if got := strings.Contains(err.Error(), "/run/xtables.lock"); got != want {
+			t.Errorf("%s: %v", stderr, err)
 		}
 	}
 }
