@@ -10,6 +10,9 @@ import (
 	"ip-masq-agent/bpf"
 )
 
+// Clang is the version of the compiler that made the programs.
+const Clang = bpf.Clang
+
 // loadPrograms loads the named programs with the shared maps and the given
 // constants. The verifier's own words are in the error if it refuses.
 func loadPrograms(spec *ebpf.CollectionSpec, m *maps, constants map[string]any, names ...string) (map[string]*ebpf.Program, error) {

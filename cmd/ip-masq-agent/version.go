@@ -9,13 +9,14 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
+
+	"ip-masq-agent/loader"
 )
 
 // Set by the release build with -ldflags "-X main.version=v1.2.3 …".
 var (
 	version string
 	commit  string
-	clang   string // that compiled the eBPF programs
 )
 
 const unknown = "unknown"
@@ -34,7 +35,7 @@ func thisVersion() versionInfo {
 	if !ok {
 		build = &debug.BuildInfo{}
 	}
-	return describeBuild(versionInfo{Version: version, Commit: commit, Clang: clang}, build)
+	return describeBuild(versionInfo{Version: version, Commit: commit, Clang: loader.Clang}, build)
 }
 
 // describeBuild fills the gaps of set.
@@ -56,10 +57,8 @@ func describeBuild(set versionInfo, build *debug.BuildInfo) versionInfo {
 	if set.Version == "" {
 		set.Version = "devel"
 	}
-	for _, text := range []*string{&set.Commit, &set.Clang} {
-		if *text == "" {
-			*text = unknown
-		}
+	if set.Commit == "" {
+		set.Commit = unknown
 	}
 	return set
 }
