@@ -231,10 +231,27 @@ static __always_inline long insert_flow(const union tuple *tuple,
 	return bpf_map_update_elem(&flows_v6, &tuple->v6, &m, BPF_NOEXIST);
 }
 
-/* Ends the flow that holds an outside tuple, if it is past its time. */
-static __always_inline bool reclaim(const union tuple *reply,
-				    const enum family family, __u64 now)
+/*
+ * Whether a SYN may take the place of a flow that is closing: as netfilter
+ * since 6.5 (nf_nat_used_tuple_new()), where no other port is left and the new
+ * connection's sequence number is beyond the old one's, so that the remote,
+ * still in TIME_WAIT, takes it for a new one too (RFC 6191).
+ */
+static __always_inline bool may_take_over(const struct packet *pkt,
+					  const struct flow *flow, __u32 n)
 {
+	return n >= LIMIT_CANDIDATES - LIMIT_TAKEOVER && opens_tcp(pkt) &&
+	       (flow->state == FLOW_TCP_TIME_WAIT ||
+		flow->state == FLOW_TCP_CLOSE) &&
+	       (__s32)(pkt->tcp_end - flow->tcp_end) > 0;
+}
+
+/* Ends the flow that holds an outside tuple, if its time is over. */
+static __always_inline bool reclaim(const struct packet *pkt,
+				    const union tuple *reply,
+				    const enum family family, __u32 n)
+{
+	__u64 now = bpf_ktime_get_ns();
 	struct origin origin;
 	struct flow *flow;
 
@@ -242,7 +259,7 @@ static __always_inline bool reclaim(const union tuple *reply,
 		return true;
 	flow = find_flow(&origin.tuple, family);
 	/* No flow yet: somebody is between the two inserts. */
-	if (!flow || alive(flow, now))
+	if (!flow || (alive(flow, now) && !may_take_over(pkt, flow, n)))
 		return false;
 	return end_flow(flow, flow->last_seen, &origin.tuple, family);
 }
@@ -273,7 +290,7 @@ static __always_inline enum attempt attempt(struct __sk_buff *skb,
 	if (taken_by_node(skb, &reply, s->packet.proto, family))
 		return ATTEMPT_TAKEN;
 	err = insert_reverse(&reply, &s->packet.tuple, family);
-	if (err == -EEXIST && reclaim(&reply, family, bpf_ktime_get_ns()))
+	if (err == -EEXIST && reclaim(&s->packet, &reply, family, n))
 		err = insert_reverse(&reply, &s->packet.tuple, family);
 	if (err)
 		return err == -EEXIST ? ATTEMPT_TAKEN : ATTEMPT_FULL;
@@ -297,10 +314,18 @@ static __always_inline enum verdict claim_tuple(struct __sk_buff *skb,
 						const enum family family)
 {
 	int result = ATTEMPT_TAKEN;
+	__u64 *count;
+	__u32 n;
 
-	for (__u32 n = 0; n < LIMIT_CANDIDATES && result == ATTEMPT_TAKEN; n++)
+	for (n = 0; n < LIMIT_CANDIDATES; n++) {
 		result = family == FAMILY_V4 ? attempt_v4(skb, n) :
 					       attempt_v6(skb, n);
+		if (result != ATTEMPT_TAKEN)
+			break;
+	}
+	count = bpf_map_lookup_elem(&attempts, &n);
+	if (count && (result == ATTEMPT_WON || result == ATTEMPT_TAKEN))
+		(*count)++;
 	if (result == ATTEMPT_WON)
 		return VERDICT_OPENED;
 	if (result == ATTEMPT_FULL)

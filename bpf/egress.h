@@ -11,6 +11,7 @@
 #include "packet.h"
 #include "policy.h"
 #include "rewrite.h"
+#include "stats.h"
 #include "talker.h"
 
 /* Gives the packet what its flow has. */
@@ -162,11 +163,12 @@ static __always_inline enum verdict unknown_flow(struct __sk_buff *skb,
 		return stray(pkt, family);
 	if (is_broadcast(&dst, family))
 		return VERDICT_EXEMPT;
-	if (!usable)
-		return VERDICT_DROP_NO_ADDRESS;
-	verdict = open_flow(skb, s, family, now);
-	if (verdict >= VERDICT_DROP_FIRST)
+	verdict = usable ? open_flow(skb, s, family, now) :
+			   VERDICT_DROP_NO_ADDRESS;
+	if (verdict >= VERDICT_DROP_FIRST) {
+		tell(skb, s, family, verdict, now);
 		return verdict;
+	}
 	note_talker(pkt, &s->addr, family, now);
 	return translate_source(skb, pkt, family, &s->addr, s->port, verdict);
 }

@@ -212,6 +212,20 @@ struct {
 	__type(value, __u32);
 } timeouts SEC(".maps");
 
+/* New flows by the number of candidates that they took; the last found none. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, LIMIT_CANDIDATES + 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} attempts SEC(".maps");
+
+/* Drops that somebody should hear of. Full: the event is lost. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, LIMIT_EVENT_BYTES);
+} events SEC(".maps");
+
 /* Packets and bytes by direction, family and verdict: see counter_index(). */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

@@ -25,6 +25,7 @@ const volatile struct {
 	enum uplink_flag uplink_flag;
 	enum port_class_id port_class_id;
 	struct sweep_request sweep_request;
+	struct event event;
 } contract;
 
 /* Reads the packet. VERDICT_UNDECIDED: it is one for us. */

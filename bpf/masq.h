@@ -26,8 +26,11 @@ enum limit {
 	LIMIT_ADDRESS_RULES = 16384,
 	LIMIT_NODE_ADDRESSES = 65536,
 	LIMIT_CANDIDATES = 128, /* ports tried for one new flow */
+	LIMIT_TAKEOVER =
+		32, /* the last of them may take a closing flow's place */
 	LIMIT_IPV6_HEADERS = 8, /* extension headers walked */
 	LIMIT_SWEEP = 64, /* flows in one run of the sweep program */
+	LIMIT_EVENT_BYTES = 65536, /* events that nobody has read yet */
 };
 
 enum family {
@@ -319,6 +322,18 @@ struct port_pool {
 struct counter {
 	__u64 packets;
 	__u64 bytes;
+};
+
+/*
+ * A packet was dropped for want of a port, of room or of an address. At most
+ * one a second and CPU is told. daddr is IPv4-mapped for IPv4.
+ */
+struct event {
+	__be32 daddr[4];
+	__be16 dport;
+	__u8 proto;
+	__u8 verdict; /* enum verdict */
+	__u32 ifindex;
 };
 
 /*

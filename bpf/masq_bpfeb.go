@@ -60,6 +60,15 @@ const (
 	MasqDirectionDIRECTION_COUNT   MasqDirection = 2
 )
 
+type MasqEvent struct {
+	_       structs.HostLayout
+	Daddr   [4]uint32
+	Dport   uint16
+	Proto   uint8
+	Verdict uint8
+	Ifindex uint32
+}
+
 type MasqFamily uint32
 
 const (
@@ -137,8 +146,10 @@ const (
 	MasqLimitLIMIT_ADDRESS_RULES  MasqLimit = 16384
 	MasqLimitLIMIT_NODE_ADDRESSES MasqLimit = 65536
 	MasqLimitLIMIT_CANDIDATES     MasqLimit = 128
+	MasqLimitLIMIT_TAKEOVER       MasqLimit = 32
 	MasqLimitLIMIT_IPV6HEADERS    MasqLimit = 8
 	MasqLimitLIMIT_SWEEP          MasqLimit = 64
+	MasqLimitLIMIT_EVENT_BYTES    MasqLimit = 65536
 )
 
 type MasqMappingV4 struct {
@@ -273,7 +284,8 @@ type MasqScratch struct {
 		_  [12]byte
 	}
 	Port uint16
-	_    [2]byte
+	_    [6]byte
+	Told uint64
 }
 
 type MasqSweepRequest struct {
@@ -386,9 +398,11 @@ const (
 const (
 	MasqMapAddressesV4    = "addresses_v4"
 	MasqMapAddressesV6    = "addresses_v6"
+	MasqMapAttempts       = "attempts"
 	MasqMapCounters       = "counters"
 	MasqMapDrainingV4     = "draining_v4"
 	MasqMapDrainingV6     = "draining_v6"
+	MasqMapEvents         = "events"
 	MasqMapFlowsV4        = "flows_v4"
 	MasqMapFlowsV6        = "flows_v6"
 	MasqMapFragmentsV4    = "fragments_v4"
@@ -478,9 +492,11 @@ type MasqProgramSpecs struct {
 type MasqMapSpecs struct {
 	AddressesV4 *ebpf.MapSpec `ebpf:"addresses_v4"`
 	AddressesV6 *ebpf.MapSpec `ebpf:"addresses_v6"`
+	Attempts    *ebpf.MapSpec `ebpf:"attempts"`
 	Counters    *ebpf.MapSpec `ebpf:"counters"`
 	DrainingV4  *ebpf.MapSpec `ebpf:"draining_v4"`
 	DrainingV6  *ebpf.MapSpec `ebpf:"draining_v6"`
+	Events      *ebpf.MapSpec `ebpf:"events"`
 	FlowsV4     *ebpf.MapSpec `ebpf:"flows_v4"`
 	FlowsV6     *ebpf.MapSpec `ebpf:"flows_v6"`
 	FragmentsV4 *ebpf.MapSpec `ebpf:"fragments_v4"`
@@ -536,9 +552,11 @@ func (o *MasqObjects) Close() error {
 type MasqMaps struct {
 	AddressesV4 *ebpf.Map `ebpf:"addresses_v4"`
 	AddressesV6 *ebpf.Map `ebpf:"addresses_v6"`
+	Attempts    *ebpf.Map `ebpf:"attempts"`
 	Counters    *ebpf.Map `ebpf:"counters"`
 	DrainingV4  *ebpf.Map `ebpf:"draining_v4"`
 	DrainingV6  *ebpf.Map `ebpf:"draining_v6"`
+	Events      *ebpf.Map `ebpf:"events"`
 	FlowsV4     *ebpf.Map `ebpf:"flows_v4"`
 	FlowsV6     *ebpf.Map `ebpf:"flows_v6"`
 	FragmentsV4 *ebpf.Map `ebpf:"fragments_v4"`
@@ -563,9 +581,11 @@ func (m *MasqMaps) Close() error {
 	return _MasqClose(
 		m.AddressesV4,
 		m.AddressesV6,
+		m.Attempts,
 		m.Counters,
 		m.DrainingV4,
 		m.DrainingV6,
+		m.Events,
 		m.FlowsV4,
 		m.FlowsV6,
 		m.FragmentsV4,

@@ -59,9 +59,10 @@ struct scratch {
 	struct packet quote; /* what an ICMP error quotes */
 	union address addr; /* masquerade address */
 	__be16 port;
+	__u64 told; /* when the last event was sent from this CPU */
 };
 
-/* One element. Written and read by the programs; means nothing afterwards. */
+/* One element a CPU. All but told means nothing to the next packet. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);

@@ -4,7 +4,10 @@
 
 #include <linux/pkt_cls.h>
 
+#include <bpf/bpf_endian.h>
+
 #include "maps.h"
+#include "packet.h"
 
 static __always_inline __u32 counter_index(const enum direction direction,
 					   const enum family family,
@@ -30,6 +33,32 @@ static __always_inline int finish(struct __sk_buff *skb,
 		counter->bytes += skb->len;
 	}
 	return verdict >= VERDICT_DROP_FIRST ? TC_ACT_SHOT : TC_ACT_UNSPEC;
+}
+
+/* Tells the agent of a drop that an operator should know of. */
+static __always_inline void tell(struct __sk_buff *skb, struct scratch *s,
+				 const enum family family, enum verdict verdict,
+				 __u64 now)
+{
+	const struct packet *pkt = &s->packet;
+	struct event event = {
+		.proto = pkt->proto,
+		.verdict = verdict,
+		.ifindex = skb->ifindex,
+	};
+
+	if (s->told && (__s64)(now - s->told) < (__s64)NSEC_PER_SEC)
+		return;
+	s->told = now;
+	if (family == FAMILY_V4) {
+		event.daddr[2] = bpf_htonl(0xffff);
+		event.daddr[3] = pkt->tuple.v4.daddr;
+		event.dport = pkt->tuple.v4.dport;
+	} else {
+		__builtin_memcpy(event.daddr, pkt->tuple.v6.daddr, 16);
+		event.dport = pkt->tuple.v6.dport;
+	}
+	bpf_ringbuf_output(&events, &event, sizeof(event), 0);
 }
 
 #endif
