@@ -34,7 +34,11 @@ func TestFailedRestoreLeavesTheOldStateWhole(t *testing.T) {
 			t.Run(tt.name, func(t *testing.T) {
 				fakeProgram(t, n.tool(m, ipv4).program("-restore"), tt.script)
 				err := n.ns.Do(func() error {
-					ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+					limit := 20 * time.Second
+					if tt.name == "hangs" {
+						limit = time.Second
+					}
+					ctx, cancel := context.WithTimeout(t.Context(), limit)
 					defer cancel()
 					return d.Sync(ctx, manyCIDRs(5), nil)
 				})
