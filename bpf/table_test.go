@@ -158,14 +158,24 @@ func runTable(t *testing.T, rows []row) {
 func (d *datapath) forget(t testing.TB, c config) {
 	t.Helper()
 	d.TB = t
+	d.endFlows()
 	for _, m := range []*ebpf.Map{
-		d.FlowsV4, d.FlowsV6, d.ReverseV4, d.ReverseV6, d.InboundV4, d.InboundV6, d.FragmentsV4, d.FragmentsV6,
 		d.NonmasqV4, d.NonmasqV6, d.DrainingV4, d.DrainingV6, d.NodeV4, d.NodeV6, d.AddressesV4, d.AddressesV6,
 	} {
 		empty(t, m)
 	}
 	d.ifindex = loopbackIndex
 	d.fill(c)
+}
+
+// endFlows empties what the datapath itself writes.
+func (d *datapath) endFlows() {
+	d.Helper()
+	for _, m := range []*ebpf.Map{
+		d.FlowsV4, d.FlowsV6, d.ReverseV4, d.ReverseV6, d.InboundV4, d.InboundV6, d.FragmentsV4, d.FragmentsV6,
+	} {
+		empty(d, m)
+	}
 }
 
 func empty(t testing.TB, m *ebpf.Map) {
