@@ -20,14 +20,19 @@ import (
 // than another, from the root to the leaves it takes one and leaves out the rules
 // that a longer prefix has no need of.
 func compile6(candidates []candidate6) []AddressRule {
-	if len(candidates) == 0 {
+	everywhere := netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	candidates = contenders(candidates)
+	switch len(candidates) {
+	case 0:
 		return nil
+	case 1:
+		return []AddressRule{{Prefix: everywhere, Address: candidates[0].addr}}
 	}
 	cuts := cuts6()
 	for _, c := range candidates {
 		cuts = append(cuts, netip.PrefixFrom(c.addr, c.bits).Masked())
 	}
-	root := grow(netip.PrefixFrom(netip.IPv6Unspecified(), 0), cuts, func(dst netip.Addr) []netip.Addr {
+	root := grow(everywhere, cuts, func(dst netip.Addr) []netip.Addr {
 		if !reachable6(dst) {
 			return nil
 		}
@@ -39,6 +44,30 @@ func compile6(candidates []candidate6) []AddressRule {
 		return cmp.Or(cmp.Compare(b.Prefix.Bits(), a.Prefix.Bits()), a.Prefix.Addr().Compare(b.Prefix.Addr()))
 	})
 	return rules
+}
+
+// maxBorrowed is how many addresses of other links are considered for a link that
+// has none of its own. IPVS nodes have thousands, one for each service.
+const maxBorrowed = 16
+
+// contenders leaves out candidates that lose to another one whatever the
+// destination: of the same scope, but by rule 3 or 5.
+func contenders(candidates []candidate6) []candidate6 {
+	rank := func(c candidate6) int { return 2*truth(c.preferred()) + truth(c.outgoing) }
+	best := map[int]int{} // by scope
+	for _, c := range candidates {
+		best[scope6(c.addr)] = max(best[scope6(c.addr)], rank(c))
+	}
+	var left []candidate6
+	borrowed := 0
+	for _, c := range candidates {
+		if rank(c) < best[scope6(c.addr)] || !c.outgoing && borrowed == maxBorrowed {
+			continue
+		}
+		left = append(left, c)
+		borrowed += 1 - truth(c.outgoing)
+	}
+	return left
 }
 
 // cuts6 are the prefixes at which scope6, label6, isORCHID or reachable6 change.

@@ -92,15 +92,15 @@ func (c *conn) addresses() ([]address, error) {
 // uses asks for the routes of all tables and sums up which links they use.
 // Routes are not kept: a router may have a million.
 func (c *conn) uses() (map[int]routeUse, error) {
-	uses := map[int]routeUse{}
+	sum := newSummary()
 	var torn error
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		msg := &nl.RtMsg{RtMsg: unix.RtMsg{Family: family}}
-		err := c.dump(unix.RTM_GETROUTE, unix.RTM_NEWROUTE, []nl.NetlinkRequestData{msg},
+		err := c.dump(unix.RTM_GETROUTE, unix.RTM_NEWROUTE,
+			[]nl.NetlinkRequestData{&nl.RtMsg{RtMsg: unix.RtMsg{Family: family}}},
 			func() {},
 			func(m []byte) {
 				if r, ok := decodeRoute(m); ok {
-					r.addTo(uses)
+					sum.add(r)
 				}
 			})
 		if errors.Is(err, nl.ErrDumpInterrupted) {
@@ -109,7 +109,14 @@ func (c *conn) uses() (map[int]routeUse, error) {
 			return nil, listed("routes", err)
 		}
 	}
-	return uses, listed("routes", torn)
+	if len(sum.nexthops) > 0 {
+		objects, err := c.nexthops()
+		if err != nil {
+			return nil, err
+		}
+		sum.resolve(objects)
+	}
+	return sum.links, listed("routes", torn)
 }
 
 func listed(what string, err error) error {

@@ -49,8 +49,11 @@ type route struct {
 	kind    uint8 // RTN_*
 	dst     netip.Prefix
 	hops    []hop
-	nexthop uint32 // id of a nexthop object, when the message names only that
+	nexthop uint32 // id of a nexthop object, or 0
 }
+
+// indirect reports whether the route names a nexthop object instead of links.
+func (r route) indirect() bool { return r.nexthop != 0 && len(r.hops) == 0 }
 
 // hop is one way that a route leads. The gateway is invalid for a destination
 // on the link itself, and may be an IPv6 address in an IPv4 route.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -120,14 +121,7 @@ func barrier(t *testing.T, tr *Tracker) {
 	await(t, tr, mark.String(), func(s *Snapshot) bool { return has(mark, s.Addresses) })
 }
 
-func has(a netip.Addr, addrs []netip.Addr) bool {
-	for _, b := range addrs {
-		if a == b {
-			return true
-		}
-	}
-	return false
-}
+func has(a netip.Addr, addrs []netip.Addr) bool { return slices.Contains(addrs, a) }
 
 // names lists the uplinks.
 func names(s *Snapshot) string {

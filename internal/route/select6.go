@@ -41,15 +41,10 @@ func select6(candidates []candidate6, dst netip.Addr) (netip.Addr, bool) {
 
 // score is ipv6_get_saddr_eval for all rules.
 func (c candidate6) score(dst netip.Addr) score6 {
-	avoid := uint8(unix.IFA_F_DEPRECATED)
-	if !c.sysctl.useOptimistic {
-		avoid |= unix.IFA_F_OPTIMISTIC
-	}
-	preferred := c.flags&avoid == 0 || c.addr.Is4In6() || isCompatible(c.addr) || isLoopback(c.addr)
 	temporary := c.flags&unix.IFA_F_TEMPORARY != 0
 	return score6{
-		scopeDistance(scope6(c.addr), scope6(dst)), // RFC 6724, section 5, rule 2
-		truth(preferred),                             // rule 3
+		scopeDistance(scope6(c.addr), scope6(dst)),   // RFC 6724, section 5, rule 2
+		truth(c.preferred()),                         // rule 3
 		truth(c.outgoing),                            // rule 5
 		truth(label6(c.addr) == label6(dst)),         // rule 6
 		truth(temporary == c.sysctl.preferTemporary), // rule 7
@@ -57,6 +52,16 @@ func (c candidate6) score(dst netip.Addr) score6 {
 		min(commonPrefixLen(c.addr, dst), c.bits),    // rule 8
 		truth(c.flags&unix.IFA_F_OPTIMISTIC == 0),    // RFC 4429, section 3.1
 	}
+}
+
+// preferred reports whether the address is neither deprecated nor optimistic, or
+// of a kind that is always preferred (ipv6_saddr_preferred).
+func (c candidate6) preferred() bool {
+	avoid := uint8(unix.IFA_F_DEPRECATED)
+	if !c.sysctl.useOptimistic {
+		avoid |= unix.IFA_F_OPTIMISTIC
+	}
+	return c.flags&avoid == 0 || c.addr.Is4In6() || isCompatible(c.addr) || isLoopback(c.addr)
 }
 
 // candidates6 lists the addresses that ipv6_dev_get_saddr considers for packets
@@ -67,8 +72,12 @@ func (n node) candidates6(l link, addrs map[int][]address) []candidate6 {
 	links := []int{l.index}
 	if !l.v6.oifAddressesOnly {
 		vrf := n.vrf(l)
-		links = append(links, vrf) // considered again with the others, which makes no difference
-		links = append(links, n.domain(vrf)...)
+		links = append(links, vrf)
+		for _, index := range n.domain(vrf) {
+			if index != l.index && index != vrf {
+				links = append(links, index)
+			}
+		}
 	}
 	var candidates []candidate6
 	for _, index := range links {
@@ -84,7 +93,7 @@ func (n node) candidates6(l link, addrs map[int][]address) []candidate6 {
 			}
 		}
 	}
-	return slices.CompactFunc(candidates, func(a, b candidate6) bool { return a == b })
+	return candidates
 }
 
 // usable6 leaves out addresses that are not assigned yet (RFC 4862), and those

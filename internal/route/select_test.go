@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strconv"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -141,8 +142,7 @@ func TestRules6AreFew(t *testing.T) {
 	}
 }
 
-// These come before the rules' order is of any use: examples of RFC 6724,
-// section 10.1, that the kernel's rules cover.
+// Examples of RFC 6724, section 10.1, as far as they apply.
 func TestSelect6Examples(t *testing.T) {
 	for _, tt := range []struct {
 		dst        string
@@ -185,14 +185,29 @@ func TestAddressOfAnUplinkWithout(t *testing.T) {
 	}
 }
 
+// A node with IPVS has an address for each service.
+func TestManyAddressesElsewhere(t *testing.T) {
+	own := on("2001:db8::1", 0)
+	candidates := []candidate6{own}
+	for a := netip.MustParseAddr("fd00::1"); len(candidates) < 5000; a = a.Next() {
+		candidates = append(candidates, candidate6{addr: a, bits: 128})
+	}
+	if got, want := fmt.Sprint(compile6(candidates)), "[{::/0 2001:db8::1}]"; got != want {
+		t.Errorf("rules %s, want %s", got, want)
+	}
+	if got := len(compile6(candidates[1:])); got == 0 || got > maxBorrowed {
+		t.Errorf("%d rules of borrowed addresses", got)
+	}
+}
+
 func BenchmarkCompile6(b *testing.B) {
 	r := rand.New(rand.NewPCG(1, 1))
 	for _, n := range []int{1, 10, 100} {
 		var candidates []candidate6
 		for range n {
-			candidates = append(candidates, candidate6{addr: randomAddress6(r), bits: 64})
+			candidates = append(candidates, candidate6{addr: randomAddress6(r), bits: 64, outgoing: true})
 		}
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
 			for b.Loop() {
 				compile6(candidates)
 			}

@@ -54,6 +54,7 @@ type Tracker struct {
 	mu     sync.Mutex // guards what events write
 	links  map[int]link
 	served map[int]bool
+	gone   map[int]bool // links that went since refresh took the others
 	stale  stale
 
 	// Only refresh uses these.
@@ -88,6 +89,7 @@ func NewTracker(o Options) (*Tracker, error) {
 		wake:      make(chan struct{}, 1),
 		changed:   make(chan struct{}, 1),
 		stale:     staleAll,
+		gone:      map[int]bool{},
 		unmatched: map[string]bool{},
 	}
 	if t.log == nil {
@@ -245,6 +247,7 @@ func (t *Tracker) noteOne(kind uint16, data []byte) bool {
 		}
 		delete(t.links, l.index)
 		delete(t.served, l.index)
+		t.gone[l.index] = true
 		return true
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		a, ok := decodeAddress(data)
@@ -274,7 +277,7 @@ func (t *Tracker) matters(r route) bool {
 			return true
 		}
 	}
-	return false
+	return r.indirect()
 }
 
 // refresh lists what is stale and makes a new snapshot of it. After an error
@@ -317,6 +320,7 @@ func (t *Tracker) take() (node, stale, error) {
 	defer t.mu.Unlock()
 	todo := t.stale
 	t.stale = 0
+	clear(t.gone)
 	if todo&staleLinks != 0 {
 		links, err := t.conn.links()
 		if err := t.tolerate(err, staleLinks); err != nil {
@@ -358,7 +362,7 @@ func (t *Tracker) selectUplinks(n node, list bool) ([]int, error) {
 	defer t.mu.Unlock()
 	t.served = map[int]bool{}
 	for _, index := range found {
-		t.served[index] = true
+		t.served[index] = !t.gone[index]
 	}
 	return found, nil
 }

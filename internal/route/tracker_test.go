@@ -113,6 +113,24 @@ func TestBridgePortFallsOutOfService(t *testing.T) {
 	}
 }
 
+// Where the routes name only the ids of nexthop objects.
+func TestNexthopObjects(t *testing.T) {
+	enterNamespace(t)
+	sysctl(t, "net/ipv4/nexthop_compat_mode", "0")
+	var setup []string
+	for i := range 5 {
+		setup = append(setup, fmt.Sprintf("link add v%d type veth peer w%d", i, i), fmt.Sprintf("link set v%d up", i),
+			fmt.Sprintf("link set w%d up", i), fmt.Sprintf("addr add 10.1.%d.1/24 dev v%d", i, i))
+	}
+	ip(t, append(setup, "nexthop add id 1 via 10.1.0.2 dev v0", "nexthop add id 2 via 10.1.1.2 dev v1",
+		"nexthop add id 3 group 1/2", "nexthop add id 4 dev v2", "nexthop add id 5 via 10.1.4.2 dev v4")...)
+	tr := track(t, Options{})
+	ip(t, "route add 198.51.100.0/24 nhid 3", "route add 192.0.2.0/24 nhid 4")
+	await(t, tr, "the group's links", named("v0 v1"))
+	ip(t, "route add default nhid 4")
+	await(t, tr, "the default route's link", named("v0 v1 v2"))
+}
+
 // When a link goes down the kernel drops its IPv4 routes without a word. They
 // must not count when it comes back.
 func TestNoUplinkOnOldEvidence(t *testing.T) {

@@ -34,12 +34,39 @@ func (r route) use(h hop) routeUse {
 	return carriesRoute
 }
 
-func (r route) addTo(uses map[int]routeUse) {
+// summary is what all routes together say about links, and about nexthop objects
+// where they name only those.
+type summary struct {
+	links    map[int]routeUse
+	nexthops map[uint32]routeUse
+}
+
+func newSummary() summary {
+	return summary{links: map[int]routeUse{}, nexthops: map[uint32]routeUse{}}
+}
+
+func (s summary) add(r route) {
 	if !r.counts() {
 		return
 	}
 	for _, h := range r.hops {
-		uses[h.link] |= r.use(h)
+		s.links[h.link] |= r.use(h)
+	}
+	if r.indirect() {
+		s.nexthops[r.nexthop] |= r.use(hop{})
+	}
+}
+
+// resolve turns what is said of nexthop objects into what is said of links.
+func (s summary) resolve(objects map[uint32]nexthop) {
+	for id, use := range s.nexthops {
+		for _, member := range append(objects[id].group, id) { // groups do not nest
+			h := objects[member].hop
+			s.links[h.link] |= use
+			if h.gateway.IsValid() {
+				s.links[h.link] |= carriesGateway
+			}
+		}
 	}
 }
 

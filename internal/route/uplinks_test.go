@@ -105,10 +105,10 @@ func TestRoutesThatCount(t *testing.T) {
 		{"0.0.0.0/0", unix.RTN_BLACKHOLE, netip.Addr{}, 0},
 		{"0.0.0.0/0", unix.RTN_THROW, netip.Addr{}, 0},
 	} {
-		uses := map[int]routeUse{}
-		route{kind: tt.kind, dst: netip.MustParsePrefix(tt.dst), hops: []hop{{link: 3, gateway: tt.via}}}.addTo(uses)
-		if uses[3] != tt.want {
-			t.Errorf("%s of type %d via %v: %b, want %b", tt.dst, tt.kind, tt.via, uses[3], tt.want)
+		sum := newSummary()
+		sum.add(route{kind: tt.kind, dst: netip.MustParsePrefix(tt.dst), hops: []hop{{link: 3, gateway: tt.via}}})
+		if got := sum.links[3]; got != tt.want {
+			t.Errorf("%s of type %d via %v: %b, want %b", tt.dst, tt.kind, tt.via, got, tt.want)
 		}
 	}
 }
