@@ -49,6 +49,7 @@ type Datapath struct {
 	features features
 	families []*family
 	sweeper  *sweeper
+	events   *events
 	changed  chan struct{}
 
 	mu      sync.Mutex       // guards what follows against Status and Stats
@@ -99,7 +100,8 @@ func (d *Datapath) prepare() (err error) {
 		return err
 	}
 	d.sweeper = startSweeper(d.families, d.maps.Timeouts, d.log)
-	return nil
+	d.events, err = startEvents(d.maps.Events, d.log, d.sweeper.soon)
+	return err
 }
 
 // Name is the value of --datapath that selects this datapath.
@@ -140,6 +142,9 @@ func (d *Datapath) Sync(ctx context.Context, policy *prefix.Policy, network *rou
 // Close gives up handles and goroutines. The programs go on.
 func (d *Datapath) Close() error {
 	var errs []error
+	if d.events != nil {
+		errs = append(errs, d.events.stop())
+	}
 	if d.sweeper != nil {
 		d.sweeper.stop()
 	}

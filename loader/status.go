@@ -51,6 +51,7 @@ func (d *Datapath) Status() (api.DatapathStatus, error) {
 			status.Warnings = append(status.Warnings, fmt.Sprintf("interface %s has no usable IPv4 address: what should be masqueraded there is dropped", u.Name))
 		}
 	}
+	status.Warnings = append(status.Warnings, d.events.warnings(time.Now())...)
 	var err error
 	status.NAT, _, err = d.nat()
 	return status, err

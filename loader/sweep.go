@@ -39,6 +39,7 @@ type sweeper struct {
 	timeouts *ebpf.Map
 	log      *slog.Logger
 	stop     func()
+	wanted   chan struct{}
 
 	mu   sync.Mutex
 	took time.Duration
@@ -46,7 +47,7 @@ type sweeper struct {
 
 func startSweeper(families []*family, timeouts *ebpf.Map, log *slog.Logger) *sweeper {
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &sweeper{families: families, timeouts: timeouts, log: log}
+	s := &sweeper{families: families, timeouts: timeouts, log: log, wanted: make(chan struct{}, 1)}
 	done := make(chan struct{})
 	s.stop = sync.OnceFunc(func() {
 		cancel()
@@ -59,6 +60,14 @@ func startSweeper(families []*family, timeouts *ebpf.Map, log *slog.Logger) *swe
 	return s
 }
 
+// soon has the next sweep come now, if the last one was not a moment ago.
+func (s *sweeper) soon() {
+	select {
+	case s.wanted <- struct{}{}:
+	default:
+	}
+}
+
 func (s *sweeper) run(ctx context.Context) {
 	interval := sweepInterval
 	for {
@@ -66,6 +75,7 @@ func (s *sweeper) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-time.After(interval):
+		case <-s.wanted:
 		}
 		begin := time.Now()
 		full, err := s.sweep()
@@ -75,10 +85,23 @@ func (s *sweeper) run(ctx context.Context) {
 		s.mu.Lock()
 		s.took = time.Since(begin)
 		s.mu.Unlock()
-		interval = sweepInterval
-		if full > pressure {
-			interval = pressureInterval
+		if !sleep(ctx, pressureInterval) {
+			return
 		}
+		interval = sweepInterval - pressureInterval
+		if full > pressure {
+			interval = 0
+		}
+	}
+}
+
+// sleep reports whether ctx lasted.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
 	}
 }
 

@@ -48,6 +48,11 @@ func (d *Datapath) syncUplinks(network *route.Snapshot) error {
 	if err != nil {
 		return err
 	}
+	if len(slots) == 0 {
+		if err := d.seed(network); err != nil {
+			return err
+		}
+	}
 	if err := d.leaveGone(network, slots); err != nil {
 		return err
 	}
