@@ -135,6 +135,9 @@ func (d *Datapath) Stats() (api.Stats, error) {
 	if stats.TranslationsV6, err = d.packets(bpf.MasqDirectionDIRECTION_EGRESS, bpf.MasqFamilyFAMILY_V6, bpf.MasqVerdictVERDICT_OPENED); err != nil {
 		return stats, err
 	}
+	if stats.Attempts, err = d.attempts(); err != nil {
+		return stats, err
+	}
 	nat, busiest, err := d.nat()
 	if err != nil {
 		return stats, err
@@ -144,6 +147,21 @@ func (d *Datapath) Stats() (api.Stats, error) {
 		stats.PortPressure = min(1, float64(busiest)/float64(ports))
 	}
 	return stats, nil
+}
+
+// attempts reads how many ports were tried for new flows.
+func (d *Datapath) attempts() ([]uint64, error) {
+	counts := make([]uint64, d.maps.Attempts.MaxEntries())
+	for n := range counts {
+		var perCPU []uint64
+		if err := d.maps.Attempts.Lookup(uint32(n), &perCPU); err != nil {
+			return nil, fmt.Errorf("read attempts: %w", err)
+		}
+		for _, count := range perCPU {
+			counts[n] += count
+		}
+	}
+	return counts, nil
 }
 
 // highPorts is how many ports there are for flows with a port above 1023.

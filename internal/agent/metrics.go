@@ -58,7 +58,7 @@ type collector struct {
 
 	datapathInfo, configGood, configTime, lastSync *prometheus.Desc
 	drops, entries, capacity, translations         *prometheus.Desc
-	repairs, portPressure, sweepDuration           *prometheus.Desc
+	repairs, portPressure, sweepDuration, attempts *prometheus.Desc
 }
 
 func newCollector(a *Agent) *collector {
@@ -81,6 +81,7 @@ func newCollector(a *Agent) *collector {
 		translations:  desc("translations_total", "Flows that got a translation.", "family"),
 		repairs:       desc("repairs_total", "Times that changes made by others were mended."),
 		portPressure:  desc("nat_port_pressure_ratio", "Share of the source ports in use towards the busiest destination, from 0 to 1."),
+		attempts:      desc("nat_allocation_attempts", "Ports that were tried for a new translation; +Inf counts those that got none."),
 		sweepDuration: desc("nat_last_sweep_duration_seconds", "Time that the last sweep of the eBPF datapath's table took."),
 	}
 }
@@ -89,7 +90,7 @@ func newCollector(a *Agent) *collector {
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		c.datapathInfo, c.configGood, c.configTime, c.lastSync, c.drops, c.entries,
-		c.capacity, c.translations, c.repairs, c.portPressure, c.sweepDuration,
+		c.capacity, c.translations, c.repairs, c.portPressure, c.sweepDuration, c.attempts,
 	} {
 		ch <- d
 	}
@@ -143,6 +144,30 @@ func (c *collector) collectDatapath(ch chan<- prometheus.Metric, stats api.Stats
 	send(c.repairs, counter, float64(stats.Repairs))
 	send(c.portPressure, gauge, stats.PortPressure)
 	send(c.sweepDuration, gauge, stats.LastSweep.Seconds())
+	ch <- attemptHistogram(c.attempts, stats.Attempts)
+}
+
+// attemptBuckets are the upper bounds of the histogram of attempts.
+func attemptBuckets() []float64 { return []float64{1, 2, 4, 8, 16, 32, 64, 128} }
+
+// attemptHistogram sums up what Stats counts one by one.
+func attemptHistogram(d *prometheus.Desc, attempts []uint64) prometheus.Metric {
+	buckets := make(map[float64]uint64)
+	for _, bound := range attemptBuckets() {
+		buckets[bound] = 0
+	}
+	var count, sum uint64
+	for i, n := range attempts {
+		tried := uint64(i + 1)
+		count += n
+		sum += n * tried
+		for bound := range buckets {
+			if float64(tried) <= bound && i < len(attempts)-1 {
+				buckets[bound] += n
+			}
+		}
+	}
+	return prometheus.MustNewConstHistogram(d, count, float64(sum), buckets)
 }
 
 // unixSeconds is t as metrics have it, 0 for the zero time.

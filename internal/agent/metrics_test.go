@@ -70,6 +70,7 @@ func TestMetricsSayWhatIs(t *testing.T) {
 			TranslationsV4: 11, TranslationsV6: 12,
 			Repairs:      13,
 			PortPressure: .5,
+			Attempts:     []uint64{7, 0, 2, 1},
 			LastSweep:    1500 * time.Millisecond,
 		}
 		b.start()

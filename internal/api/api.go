@@ -123,6 +123,11 @@ type Stats struct {
 	TranslationsV6 uint64
 	Repairs        uint64 // times that foreign changes were mended
 
+	// Attempts counts new flows by the number of ports that were tried: index 0
+	// is one port, the last index counts those that got none. Empty where the
+	// datapath does not choose ports.
+	Attempts []uint64
+
 	// PortPressure is the share, 0 to 1, of the source ports that are in use
 	// towards the busiest destination. 0 where the datapath has no ports of
 	// its own.
