@@ -202,8 +202,7 @@ func removeFilter(ifindex int, dir direction) error {
 		return fmt.Errorf("list filters: %w", err)
 	}
 	for _, f := range filters {
-		ours, ok := f.(*netlink.BpfFilter)
-		if !ok || ours.Name != dir.program || ours.Attrs().Handle != filterHandle {
+		if !isOurs(f, dir) {
 			continue
 		}
 		if err := netlink.FilterDel(f); err != nil && !isGone(err) {

@@ -51,6 +51,7 @@ func (d *Datapath) Status() (api.DatapathStatus, error) {
 			status.Warnings = append(status.Warnings, fmt.Sprintf("interface %s has no usable IPv4 address: what should be masqueraded there is dropped", u.Name))
 		}
 	}
+	status.Warnings = append(status.Warnings, d.ahead...)
 	status.Warnings = append(status.Warnings, d.events.warnings(time.Now())...)
 	var err error
 	status.NAT, _, err = d.nat()
@@ -117,6 +118,9 @@ func dropReasons() map[bpf.MasqVerdict]string {
 // Stats reads the datapath's counters.
 func (d *Datapath) Stats() (api.Stats, error) {
 	stats := api.Stats{Drops: make(map[string]uint64), LastSweep: d.sweeper.lastTook()}
+	d.mu.Lock()
+	stats.Repairs = d.repairs
+	d.mu.Unlock()
 	for verdict, reason := range dropReasons() {
 		for direction := range bpf.MasqDirectionDIRECTION_COUNT {
 			for family := range bpf.MasqFamilyFAMILY_COUNT {

@@ -59,6 +59,7 @@ func (d *Datapath) syncUplinks(network *route.Snapshot) error {
 	if err := d.syncAddressRules(network); err != nil {
 		return err
 	}
+	d.ahead = nil
 	var errs []error
 	for _, u := range network.Uplinks {
 		if err := d.serve(u, slots); err != nil {
@@ -116,7 +117,9 @@ func (d *Datapath) serve(link route.Uplink, slots map[int]bpf.MasqUplink) error 
 	u := d.uplinks[link.Index]
 	if u != nil {
 		u.Uplink = link
-		return d.writeUplink(u)
+		warnings, err := d.keepAttached(u)
+		d.ahead = append(d.ahead, warnings...)
+		return errors.Join(err, d.writeUplink(u))
 	}
 	slot, kept, err := findSlot(link.Index, slots, d.maps.Uplinks.MaxEntries())
 	if err != nil {

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+)
+
+// place is where a program of ours is in a link's chain.
+type place int
+
+const (
+	placeGone  place = iota // somebody took it away
+	placeFirst              // where it should be
+	placeLater              // another program sees packets before it
+)
+
+// keepAttached looks at a link's programs. It attaches again what somebody took
+// away, and gives a warning for each program of others that comes before ours:
+// what that one ends never gets to us.
+func (d *Datapath) keepAttached(u *uplink) (warnings []string, err error) {
+	for i, dir := range directions() {
+		at, err := u.hooks[i].place(u.Index, dir)
+		if err != nil {
+			return warnings, fmt.Errorf("look at %s: %w", dir.program, err)
+		}
+		switch at {
+		case placeGone:
+			if err := d.attachAgain(u, i, dir); err != nil {
+				return warnings, err
+			}
+		case placeLater:
+			warnings = append(warnings, fmt.Sprintf(
+				"another TC program comes before ours on %s %s: packets that it takes are neither translated nor restored; let it attach behind %s",
+				u.Name, dir.suffix, dir.program))
+		}
+	}
+	return warnings, nil
+}
+
+func (d *Datapath) attachAgain(u *uplink, i int, dir direction) error {
+	old := u.hooks[i]
+	h, err := attachTCX(d.opts.PinPath, u, dir)
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		h, err = d.attachFilter(u, dir)
+	}
+	if err != nil {
+		return fmt.Errorf("attach %s again: %w", dir.program, err)
+	}
+	u.hooks[i] = h
+	d.repairs++
+	d.log.Warn("somebody had detached a program: attached it again", "interface", u.Name, "program", dir.program)
+	return old.close()
+}
+
+func (h *hook) place(ifindex int, dir direction) (place, error) {
+	if h.tcx == nil {
+		return filterPlace(ifindex, dir)
+	}
+	info, err := h.tcx.Info()
+	if err != nil {
+		return placeGone, err
+	}
+	if tcx := info.TCX(); tcx == nil || int(tcx.Ifindex) != ifindex {
+		return placeGone, nil
+	}
+	chain, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: dir.tcx})
+	if err != nil {
+		return placeGone, err
+	}
+	if len(chain.Programs) > 0 && chain.Programs[0].ID != info.Program {
+		return placeLater, nil
+	}
+	return placeFirst, nil
+}
+
+// filterPlace finds our filter among those of the link, which the kernel lists
+// in the order in which they run.
+func filterPlace(ifindex int, dir direction) (place, error) {
+	filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}, dir.parent)
+	if isGone(err) {
+		return placeGone, nil
+	}
+	if err != nil {
+		return placeGone, err
+	}
+	for i, f := range filters {
+		if !isOurs(f, dir) {
+			continue
+		}
+		if i > 0 {
+			return placeLater, nil
+		}
+		return placeFirst, nil
+	}
+	return placeGone, nil
+}
+
+func isOurs(f netlink.Filter, dir direction) bool {
+	ours, ok := f.(*netlink.BpfFilter)
+	return ok && ours.Name == dir.program && ours.Attrs().Handle == filterHandle
+}
