@@ -25,7 +25,7 @@ const (
 	agentPackage   = "ip-masq-agent/cmd/ip-masq-agent"
 	metricsFlag    = "--metrics-bind-address="
 	metricsDefault = "127.0.0.1:9613"
-	readyTimeout   = 20 * time.Second
+	readyTimeout   = 30 * time.Second
 	stopTimeout    = 10 * time.Second
 )
 

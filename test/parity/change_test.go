@@ -10,7 +10,8 @@ import (
 	"ip-masq-agent/internal/lab"
 )
 
-const reloadTimeout = 5 * time.Second
+// reloadTimeout leaves room for a machine that is busy with other tests.
+const reloadTimeout = 20 * time.Second
 
 // changes of the config, with connections open. They come last, since what
 // leaks to the toggled destinations is no leak.
