@@ -4,6 +4,7 @@ package iptables
 
 import (
 	"fmt"
+	"log/slog"
 	"testing"
 
 	"ip-masq-agent/internal/prefix"
@@ -39,7 +40,7 @@ func benchmark(b *testing.B, m mode, policies []*prefix.Policy, step func(*testi
 	n := newNode(b)
 	n.prefer(m)
 	options := n.options()
-	options.IPv6 = false
+	options.IPv6, options.Log = false, slog.New(slog.DiscardHandler)
 	d := n.datapath(options)
 	for range 2 {
 		n.sync(d, policies[0])
