@@ -55,6 +55,8 @@ type Datapath struct {
 	mu      sync.Mutex       // guards what follows against Status and Stats
 	uplinks map[int]*uplink  // by interface index
 	usable  map[outside]bool // where flows may live
+	ahead   []string         // warnings of programs before ours
+	repairs uint64
 }
 
 // New loads what needs no uplink: probes, maps, the sweep programs. The first
