@@ -308,6 +308,10 @@ func TestPath(t *testing.T) {
 		"route add prohibit 203.0.113.128/25",
 		"rule add iif v0 lookup 100", "rule add from 198.51.100.1 lookup 100", "route add default via 198.51.100.254 table 100")
 	tr := newTracker(t, Options{})
+	await(t, tr, "the local route of IPv6, which the kernel makes later", func(*Snapshot) bool {
+		p, err := tr.Path(netip.MustParseAddr("2001:db8::1"), netip.Addr{})
+		return err == nil && p.Local
+	})
 	for _, tt := range []struct{ name, dst, src, want string }{
 		{"gateway", "8.8.8.8", "", "t0 192.0.2.254"},
 		{"on the link", "192.0.2.7", "", "t0 192.0.2.7"},
