@@ -54,9 +54,9 @@ type Datapath struct {
 	counters counters
 }
 
-// New chooses the backend and starts to watch it. It changes nothing. The
-// context of the calls is the calling thread's network namespace, in which Sync
-// must be called, too.
+// New chooses the backend and starts to watch it. It changes nothing. It works
+// in the calling thread's network namespace, in which the other methods must be
+// called, too.
 func New(options Options) (*Datapath, error) {
 	if err := ValidateChain(options.Chain); err != nil {
 		return nil, err
