@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"strconv"
 	"sync"
 	"time"
 
@@ -131,5 +132,5 @@ func linkName(index int) string {
 	if l, err := net.InterfaceByIndex(index); err == nil {
 		return l.Name
 	}
-	return fmt.Sprint(index)
+	return strconv.Itoa(index)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	gomaps "maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -254,7 +255,7 @@ func protoName(proto uint8) string {
 	case unix.IPPROTO_ICMPV6:
 		return "icmpv6"
 	}
-	return fmt.Sprint(proto)
+	return strconv.Itoa(int(proto))
 }
 
 // stateName is a state's name in conntrack's spelling.
