@@ -130,6 +130,17 @@ func (b *bench) check(proto string, is6 bool, flows []flow) {
 		}
 	}
 	b.checkDistinct(open)
+	if b.Failed() {
+		b.Logf("on the wire:\n%s%s", b.wireLog(open[0].remote.Addr()), b.translations(open[0].remote.Addr()))
+	}
+}
+
+// translations is what the eBPF datapath holds towards an address.
+func (b *bench) translations(remote netip.Addr) string {
+	if b.variant.subject != ebpf {
+		return ""
+	}
+	return "translations:\n" + lab.RunAgent(b, b.lab.Node, "nat", "list", "--dst="+remote.String()).Stdout
 }
 
 func (b *bench) checkSeen(i int, proto string, is6 bool, l *live) {
