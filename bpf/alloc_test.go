@@ -33,7 +33,7 @@ func (d *datapath) outsidePort(p packet) uint16 {
 }
 
 func TestPodsWithOnePortGetTuplesOfTheirOwn(t *testing.T) {
-	d := load(t, config{})
+	d := borrow(t, config{})
 	for _, h := range families {
 		for _, p := range []packet{
 			tcp(h.pod, 40000, h.remote, 80, "S"), udp(h.pod, 40000, h.remote, 53), h.ping(h.pod, h.remote, 7),
@@ -82,7 +82,7 @@ func TestPortClasses(t *testing.T) {
 		{0, 1, 511},
 	}
 	for _, c := range []config{{}, {randomFully: true}} {
-		d := load(t, c)
+		d := borrow(t, c)
 		for _, tt := range classes {
 			t.Run(fmt.Sprintf("%d, random %v", tt.sport, c.randomFully), func(t *testing.T) {
 				for _, h := range families {
@@ -106,7 +106,7 @@ func TestPortClasses(t *testing.T) {
 }
 
 func TestRandomFullyKeepsNoPort(t *testing.T) {
-	d := load(t, config{randomFully: true})
+	d := borrow(t, config{randomFully: true})
 	for _, h := range families {
 		for name, make := range map[string]func(n uint16) packet{
 			"UDP":  func(n uint16) packet { return udp(h.pod, 40000, h.remote, n) },
@@ -144,7 +144,7 @@ func TestPortsNotAllowedAreChanged(t *testing.T) {
 func TestPortsRunOut(t *testing.T) {
 	for _, randomFully := range []bool{false, true} {
 		c := config{ports: onlyPorts(40000, 40001), randomFully: randomFully}
-		d := load(t, c)
+		d := borrow(t, c)
 		for _, h := range families {
 			for _, p := range []packet{udp(h.pod, 40000, h.remote, 53), tcp(h.pod, 40000, h.remote, 80, "S")} {
 				t.Run(fmt.Sprintf("%v/%v/random %v", h, p.proto, randomFully), func(t *testing.T) {
@@ -202,7 +202,7 @@ func TestTableFull(t *testing.T) {
 	for name, c := range map[string]config{
 		"both tables": {flows: 8}, "flows": {flows: 8, reverses: 100}, "ways back": {flows: 100, reverses: 8},
 	} {
-		d := load(t, c)
+		d := borrow(t, c)
 		for _, h := range families {
 			t.Run(name+"/"+h.String(), func(t *testing.T) {
 				d.forget(t, c)

@@ -70,7 +70,7 @@ func TestExemptKindsAreLeftAlone(t *testing.T) {
 }
 
 func TestNotOurFrames(t *testing.T) {
-	d := load(t, config{})
+	d := borrow(t, config{})
 	frame := udp(v4.pod, 40000, v4.remote, 53).withBody(make([]byte, 40)).frame()
 	tests := []struct {
 		name    string
@@ -105,7 +105,7 @@ func TestNotOurFrames(t *testing.T) {
 // The kernel lets no frame run that ends in its IP header, unless the header
 // is farther back than it thinks.
 func TestFrameEndsInItsIPHeader(t *testing.T) {
-	d := load(t, config{})
+	d := borrow(t, config{})
 	for _, h := range families {
 		frame := udp(h.pod, 40000, h.remote, 53).frame()
 		for direction := range MasqDirectionDIRECTION_COUNT {
@@ -121,7 +121,7 @@ func TestFrameEndsInItsIPHeader(t *testing.T) {
 }
 
 func TestIPv6IsLeftAloneWhenOff(t *testing.T) {
-	d := load(t, config{noIPv6: true})
+	d := borrow(t, config{noIPv6: true})
 	p := udp(v6.pod, 40000, v6.remote, 53)
 	for direction := range MasqDirectionDIRECTION_COUNT {
 		if got := d.run(direction, p.frame()); got.verdict != 0 || !slices.Equal(got.frame, p.frame()) {

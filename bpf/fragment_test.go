@@ -91,7 +91,7 @@ func TestFragmentsInOrder(t *testing.T) {
 }
 
 func TestFragmentsOfTwoPodsAreToldApart(t *testing.T) {
-	d := load(t, config{})
+	d := borrow(t, config{})
 	for _, h := range families {
 		t.Run(h.String(), func(t *testing.T) {
 			d.forget(t, config{})
@@ -164,7 +164,7 @@ func TestFragmentsThatComeAlone(t *testing.T) {
 
 // Trap 23: identifiers come again, so ports are not remembered for long.
 func TestPortsOfFragmentsAreForgotten(t *testing.T) {
-	d := load(t, config{})
+	d := borrow(t, config{})
 	for _, h := range families {
 		t.Run(h.String(), func(t *testing.T) {
 			d.forget(t, config{})

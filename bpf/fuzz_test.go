@@ -88,7 +88,7 @@ func TestMutatedPackets(t *testing.T) {
 	if os.Getenv("LONG_TESTS") != "" {
 		rounds = 500
 	}
-	d := load(t, config{})
+	d := borrow(t, config{})
 	random := rand.New(rand.NewPCG(1, 2))
 	for direction := range MasqDirectionDIRECTION_COUNT {
 		for _, h := range families {

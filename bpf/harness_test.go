@@ -142,9 +142,34 @@ func spec(t testing.TB, c config) *ebpf.CollectionSpec {
 	return spec
 }
 
-// load makes a datapath with one uplink, the masquerade address of which is
-// the node's, and everything behind it in the non-masquerade CIDRs.
+// borrowed are the datapaths that tests hand to each other, by what was asked.
+var borrowed = map[string]*datapath{}
+
+// borrow returns an empty datapath. Another test had it before: loading takes
+// long.
+func borrow(t testing.TB, c config, programs ...string) *datapath {
+	t.Helper()
+	key := fmt.Sprint(c, programs)
+	d, ok := borrowed[key]
+	if !ok {
+		d = build(t, c, programs)
+		borrowed[key] = d
+	}
+	d.forget(t, c)
+	return d
+}
+
+// load returns a datapath that no test had or will have.
 func load(t testing.TB, c config, programs ...string) *datapath {
+	t.Helper()
+	d := build(t, c, programs)
+	t.Cleanup(d.coll.Close)
+	d.fill(c)
+	return d
+}
+
+// build makes a datapath with the programs of an uplink and those named.
+func build(t testing.TB, c config, programs []string) *datapath {
 	t.Helper()
 	s := spec(t, c)
 	shrink(s, c)
@@ -161,7 +186,6 @@ func load(t testing.TB, c config, programs ...string) *datapath {
 		}
 		t.Fatalf("load: %v", err)
 	}
-	t.Cleanup(coll.Close)
 	d := &datapath{
 		TB:       t,
 		programs: [...]*ebpf.Program{coll.Programs[MasqProgMasqEgress], coll.Programs[MasqProgMasqIngress]},
@@ -173,7 +197,6 @@ func load(t testing.TB, c config, programs ...string) *datapath {
 	if err := coll.Assign(&d.MasqMaps); err != nil {
 		t.Fatalf("assign maps: %v", err)
 	}
-	d.fill(c)
 	return d
 }
 
@@ -185,7 +208,7 @@ func shrink(s *ebpf.CollectionSpec, c config) {
 	s.Maps[MasqMapReverseV4].MaxEntries, s.Maps[MasqMapReverseV6].MaxEntries = reverses, reverses
 	for _, name := range []string{
 		MasqMapInboundV4, MasqMapInboundV6, MasqMapFragmentsV4, MasqMapFragmentsV6,
-		MasqMapNodeV4, MasqMapNodeV6,
+		MasqMapNodeV4, MasqMapNodeV6, MasqMapTalkersV4, MasqMapTalkersV6,
 	} {
 		s.Maps[name].MaxEntries = 512
 	}
@@ -198,7 +221,8 @@ func (d *datapath) put(m *ebpf.Map, key, value any) {
 	}
 }
 
-// fill writes what the agent would.
+// fill writes what the agent would: one uplink, the address of which is the
+// node's, and everything behind it in the non-masquerade CIDRs.
 func (d *datapath) fill(c config) {
 	d.Helper()
 	d.uplink(0, c)

@@ -43,7 +43,7 @@ var changes = map[string]func(d *datapath, h hosts, p packet) (inside, outside p
 // Trap 17: every sum over what a translation changes, in the packets and where
 // errors quote them, whole or cut after 8 octets, from either side.
 func TestChecksumsOfPacketsAndQuotes(t *testing.T) {
-	d := load(t, config{})
+	d := borrow(t, config{})
 	for _, h := range families {
 		for kind, p := range quotable(h) {
 			for change, open := range changes {
@@ -85,7 +85,7 @@ func halved(in, out packet, quote int) packet {
 // Trap 16: a quote of any length is translated as far as it goes, or left
 // alone when it does not tell the flow.
 func TestQuotesOfEveryLength(t *testing.T) {
-	d := load(t, config{})
+	d := borrow(t, config{})
 	enough := map[string]int{"TCP": 4, "UDP": 4, "UDP without checksum": 4, "echo": 8, "SCTP": 4}
 	for _, h := range families {
 		for kind, p := range quotable(h) {
@@ -115,7 +115,7 @@ func TestKindsOfErrors(t *testing.T) {
 		false: {{3, 0}, {3, 1}, {3, 3}, {3, 4}, {3, 13}, {4, 0}, {11, 0}, {11, 1}, {12, 0}},
 		true:  {{1, 0}, {1, 3}, {1, 4}, {2, 0}, {3, 0}, {3, 1}, {4, 0}, {4, 1}},
 	}
-	d := load(t, config{})
+	d := borrow(t, config{})
 	for _, h := range families {
 		t.Run(h.String(), func(t *testing.T) {
 			d.forget(t, config{})
@@ -272,7 +272,7 @@ func quoteBothWays(h hosts, p packet) []step {
 
 // c6: an error neither refreshes a flow nor ends it, nor counts as a reply.
 func TestErrorsLeaveTheFlowAsItIs(t *testing.T) {
-	d := load(t, config{})
+	d := borrow(t, config{})
 	for _, h := range families {
 		p := tcp(h.pod, 40000, h.remote, 80, "S")
 		outside := d.open(p)

@@ -141,7 +141,7 @@ func TestWhoseReplyItIs(t *testing.T) {
 }
 
 func TestNotesHaveTheirTime(t *testing.T) {
-	d := load(t, config{})
+	d := borrow(t, config{})
 	age := func(p packet, by time.Duration) {
 		value := MasqInbound{LastSeen: monotonic() - uint64(by)}
 		inbounds := d.InboundV4
@@ -171,7 +171,7 @@ func TestNotesHaveTheirTime(t *testing.T) {
 // Trap 36: the reply may come back another way.
 func TestReplyOnAnotherDevice(t *testing.T) {
 	link := device(t)
-	d := load(t, config{})
+	d := borrow(t, config{})
 	for _, h := range families {
 		p := udp(h.pod, 40000, h.remote, 53)
 		d.ifindex = loopbackIndex

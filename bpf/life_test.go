@@ -45,7 +45,7 @@ ingress R  CL CL CL CL CL CL CL CL CL
 ingress RA CL CL CL CL CL CL CL CL CL`
 
 func TestTCPStates(t *testing.T) {
-	d := load(t, config{})
+	d := borrow(t, config{})
 	p := tcp(v4.pod, 40000, v4.remote, 80, "S")
 	outside := d.open(p)
 	lines := strings.Split(strings.TrimSpace(tcpTable), "\n")
@@ -85,7 +85,7 @@ func TestConversations(t *testing.T) {
 		{"a SYN sent twice", ">S SS, >S SS, <SA SR, <SA SR, >A ES, >S ES"},
 		{"opened from both ends", ">S SS, <S SR, >SA SR, <SA SR, >A ES"},
 	}
-	d := load(t, config{})
+	d := borrow(t, config{})
 	for _, h := range families {
 		for _, tt := range tests {
 			t.Run(h.String()+"/"+tt.name, func(t *testing.T) {
@@ -112,7 +112,7 @@ func TestConversations(t *testing.T) {
 }
 
 func TestFirstStates(t *testing.T) {
-	d := load(t, config{})
+	d := borrow(t, config{})
 	for _, h := range families {
 		echo := MasqFlowStateFLOW_ICMP
 		if h.v6 {
@@ -136,7 +136,7 @@ func TestFirstStates(t *testing.T) {
 
 // Trap 50: a stream is what is older than two seconds and was answered.
 func TestUDPStream(t *testing.T) {
-	d := load(t, config{})
+	d := borrow(t, config{})
 	for _, h := range families {
 		t.Run(h.String(), func(t *testing.T) {
 			d.forget(t, config{})
@@ -166,7 +166,7 @@ func TestUDPStream(t *testing.T) {
 // A flow is dead a second after its timeout, since last_seen is up to a second
 // old, and at once: lookups ignore it.
 func TestTimeouts(t *testing.T) {
-	d := load(t, config{})
+	d := borrow(t, config{})
 	for state, seconds := range kernelTimeouts {
 		if seconds == 0 {
 			continue
@@ -204,7 +204,7 @@ func TestTimeouts(t *testing.T) {
 // Trap 37: never one uplink's address on another.
 func TestFlowOnAnotherUplinkStartsAfresh(t *testing.T) {
 	link := device(t)
-	d := load(t, config{})
+	d := borrow(t, config{})
 	for _, h := range families {
 		d.ifindex = loopbackIndex
 		p := tcp(h.pod, 40000, h.remote, 80, "A")
@@ -225,7 +225,7 @@ func TestFlowOnAnotherUplinkStartsAfresh(t *testing.T) {
 
 // last_seen is written at most once a second, or with a new state.
 func TestLastSeenIsWrittenOnceASecond(t *testing.T) {
-	d := load(t, config{})
+	d := borrow(t, config{})
 	for _, h := range families {
 		t.Run(h.String(), func(t *testing.T) {
 			d.forget(t, config{})

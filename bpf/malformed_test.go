@@ -15,7 +15,7 @@ import (
 func TestPacketsCutAnywhere(t *testing.T) {
 	options := extension{layers.IPProtocolIPv6Destination, []byte{0, 1, 4, 0, 0, 0, 0}}
 	whole := map[layers.IPProtocol]int{layers.IPProtocolTCP: 20, layers.IPProtocolUDP: 8, layers.IPProtocolSCTP: 12}
-	d := load(t, config{})
+	d := borrow(t, config{})
 	for _, h := range families {
 		behind := udp(h.pod, 40000, h.remote, 53)
 		if h.v6 {
@@ -78,7 +78,7 @@ func cut(d *datapath, p packet, length int, whole bool) {
 }
 
 func TestHeadersThatLie(t *testing.T) {
-	d := load(t, config{})
+	d := borrow(t, config{})
 	tests := []struct {
 		name    string
 		p       func(h hosts) packet

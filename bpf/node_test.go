@@ -52,7 +52,7 @@ func TestNodesOwnPacketsStay(t *testing.T) {
 // does not excuse a clash.
 func TestNodesOwnPacketThatClashesIsMovedThoughNoted(t *testing.T) {
 	c := config{byRule: true}
-	d := load(t, c)
+	d := borrow(t, c)
 	for _, h := range families {
 		d.forget(t, c)
 		d.addressRule(netip.PrefixFrom(h.node, 0).Masked(), h.node)
@@ -67,7 +67,7 @@ func TestNodesOwnPacketThatClashesIsMovedThoughNoted(t *testing.T) {
 
 // As netfilter moves it: trap 5.
 func TestNodesOwnPacketThatClashesIsMoved(t *testing.T) {
-	d := load(t, config{})
+	d := borrow(t, config{})
 	for _, h := range families {
 		for _, p := range []packet{
 			udp(h.pod, 40000, h.remote, 53), tcp(h.pod, 40000, h.remote, 80, "S"), h.ping(h.pod, h.remote, 7),
@@ -105,7 +105,7 @@ func TestSecondaryAddressIsRewritten(t *testing.T) {
 
 func TestPortsOfTheNodesSocketsAreNotHandedOut(t *testing.T) {
 	device(t)
-	d := load(t, config{})
+	d := borrow(t, config{})
 	listen := func(t *testing.T, network, address string) {
 		var l net.ListenConfig
 		var err error
@@ -223,7 +223,7 @@ func device(t *testing.T) netlink.Link {
 // Trap 39: the address follows from the next hop in IPv4, as MASQUERADE has it.
 func TestAddressIsThatOfTheNextHop(t *testing.T) {
 	link := device(t)
-	d := load(t, config{byRule: true})
+	d := borrow(t, config{byRule: true})
 	second := addr("198.51.100.10")
 	tests := []struct {
 		name     string

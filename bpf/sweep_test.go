@@ -51,7 +51,7 @@ func (d *datapath) request(h hosts, all bool, count uint32, tuples []tuple) int 
 }
 
 func TestSweepEndsOnlyWhatIsPastItsTime(t *testing.T) {
-	d := load(t, config{}, sweepPrograms...)
+	d := borrow(t, config{}, sweepPrograms...)
 	for _, h := range families {
 		t.Run(h.String(), func(t *testing.T) {
 			d.forget(t, config{})
@@ -80,7 +80,7 @@ func TestSweepEndsOnlyWhatIsPastItsTime(t *testing.T) {
 }
 
 func TestSweepOfMany(t *testing.T) {
-	d := load(t, config{}, sweepPrograms...)
+	d := borrow(t, config{}, sweepPrograms...)
 	for _, h := range families {
 		t.Run(h.String(), func(t *testing.T) {
 			d.forget(t, config{})
@@ -101,7 +101,7 @@ func TestSweepOfMany(t *testing.T) {
 }
 
 func TestSweepBelievesNoCount(t *testing.T) {
-	d := load(t, config{}, sweepPrograms...)
+	d := borrow(t, config{}, sweepPrograms...)
 	for _, h := range families {
 		t.Run(h.String(), func(t *testing.T) {
 			d.forget(t, config{})
@@ -128,7 +128,7 @@ func TestSweepBelievesNoCount(t *testing.T) {
 // Trap 51: the place of a dead flow may be taken by another at any time.
 func TestDeadFlowMakesRoom(t *testing.T) {
 	c := config{ports: onlyPorts(50000, 50000)}
-	d := load(t, c, sweepPrograms...)
+	d := borrow(t, c, sweepPrograms...)
 	for _, h := range families {
 		t.Run(h.String(), func(t *testing.T) {
 			d.forget(t, c)
@@ -154,7 +154,7 @@ func TestDeadFlowMakesRoom(t *testing.T) {
 
 // Nobody uses a flow that somebody has marked for deletion.
 func TestDyingFlowIsNobodys(t *testing.T) {
-	d := load(t, config{}, sweepPrograms...)
+	d := borrow(t, config{}, sweepPrograms...)
 	for _, h := range families {
 		t.Run(h.String(), func(t *testing.T) {
 			d.forget(t, config{})

@@ -132,20 +132,14 @@ type row struct {
 // runTable runs each row in each family, on a datapath without a past.
 func runTable(t *testing.T, rows []row) {
 	t.Helper()
-	loaded := map[config]*datapath{}
 	for _, r := range rows {
-		d, ok := loaded[r.config]
-		if !ok {
-			d = load(t, r.config)
-			loaded[r.config] = d
-		}
 		of := families
 		if r.only != nil {
 			of = []hosts{*r.only}
 		}
 		for _, h := range of {
 			t.Run(fmt.Sprintf("%s/%v", r.name, h), func(t *testing.T) {
-				d.forget(t, r.config)
+				d := borrow(t, r.config)
 				for i, s := range r.steps(h) {
 					d.take(fmt.Sprintf("step %d", i), s)
 				}
@@ -154,7 +148,7 @@ func runTable(t *testing.T, rows []row) {
 	}
 }
 
-// forget hands an empty datapath to another test: loading one takes long.
+// forget empties a datapath for a test and configures it anew.
 func (d *datapath) forget(t testing.TB, c config) {
 	t.Helper()
 	d.TB = t
@@ -166,6 +160,7 @@ func (d *datapath) forget(t testing.TB, c config) {
 	}
 	d.ifindex = loopbackIndex
 	d.fill(c)
+	d.counts()
 }
 
 // endFlows empties what the datapath itself writes.
@@ -173,6 +168,7 @@ func (d *datapath) endFlows() {
 	d.Helper()
 	for _, m := range []*ebpf.Map{
 		d.FlowsV4, d.FlowsV6, d.ReverseV4, d.ReverseV6, d.InboundV4, d.InboundV6, d.FragmentsV4, d.FragmentsV6,
+		d.TalkersV4, d.TalkersV6,
 	} {
 		empty(d, m)
 	}

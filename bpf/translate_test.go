@@ -120,7 +120,7 @@ func TestQueriesAreToldApartByType(t *testing.T) {
 	queries := map[bool][]uint8{false: {8, 13, 15, 17}, true: {128, 139}}
 	for _, h := range families {
 		t.Run(h.String(), func(t *testing.T) {
-			d := load(t, config{})
+			d := borrow(t, config{})
 			for _, kind := range queries[h.v6] {
 				p := h.icmp(h.pod, h.remote, kind, 7)
 				q := p.from(h.node, 7)
