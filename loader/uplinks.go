@@ -275,11 +275,9 @@ func syncMap[K, V comparable](m *ebpf.Map, want map[any]any) error {
 func (d *Datapath) syncNodeAddresses(network *route.Snapshot) error {
 	for _, f := range d.families {
 		want := make(map[any]any)
-		for _, u := range network.Uplinks {
-			for _, r := range u.V4 {
-				if b, ok := broadcast(r.Prefix); ok && !f.is6 {
-					want[addressValue(b)] = bpf.MasqNodeAddressNODE_ADDRESS_BROADCAST
-				}
+		for _, a := range network.Broadcasts {
+			if f.has(a) {
+				want[addressValue(a)] = bpf.MasqNodeAddressNODE_ADDRESS_BROADCAST
 			}
 		}
 		for _, a := range network.Addresses {
@@ -299,17 +297,4 @@ func (f *family) syncNode(want map[any]any) error {
 		return syncMap[[4]uint32, bpf.MasqNodeAddress](f.node, want)
 	}
 	return syncMap[uint32, bpf.MasqNodeAddress](f.node, want)
-}
-
-// broadcast is the last address of an IPv4 subnet that has one (RFC 3021: a
-// /31 has none).
-func broadcast(p netip.Prefix) (netip.Addr, bool) {
-	if !p.Addr().Is4() || p.Bits() == 0 || p.Bits() > 30 {
-		return netip.Addr{}, false
-	}
-	last := p.Masked().Addr().As4()
-	for bit := p.Bits(); bit < 32; bit++ {
-		last[bit/8] |= 0x80 >> (bit % 8)
-	}
-	return netip.AddrFrom4(last), true
 }

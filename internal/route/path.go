@@ -12,6 +12,7 @@ import (
 // Path is where the kernel would send a packet.
 type Path struct {
 	Local     bool       // to the node itself
+	Broadcast bool       // to an IPv4 broadcast address; Local too if the node only takes it and does not pass it on
 	LinkIndex int        // the link it leaves through
 	LinkName  string     // empty: the link has gone meanwhile
 	NextHop   netip.Addr // the gateway, which for IPv4 can be an IPv6 address, or the destination
@@ -30,7 +31,11 @@ func (t *Tracker) Path(dst, src netip.Addr) (Path, error) {
 	if err != nil {
 		return Path{}, fmt.Errorf("find route to %s: %w", dst, err)
 	}
-	p := Path{Local: r.kind == unix.RTN_LOCAL, NextHop: dst}
+	p := Path{
+		Local:     r.kind == unix.RTN_LOCAL || r.kind == unix.RTN_ANYCAST,
+		Broadcast: r.kind == unix.RTN_BROADCAST,
+		NextHop:   dst,
+	}
 	if len(r.hops) > 0 {
 		p.LinkIndex = r.hops[0].link
 		if r.hops[0].gateway.IsValid() {
@@ -39,7 +44,9 @@ func (t *Tracker) Path(dst, src netip.Addr) (Path, error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	p.LinkName = t.links[p.LinkIndex].name
+	l := t.links[p.LinkIndex]
+	p.LinkName = l.name
+	p.Local = p.Local || p.Broadcast && l.loopback()
 	return p, nil
 }
 

@@ -22,6 +22,10 @@ type Snapshot struct {
 	// ascending order. Without 127.0.0.0/8, ::1 and fe80::/10, which mean
 	// something else on every link.
 	Addresses []netip.Addr
+
+	// Broadcasts are the IPv4 broadcast addresses of the uplinks' subnets, in
+	// ascending order.
+	Broadcasts []netip.Addr
 }
 
 // Uplink is a link that leads out of the node, as found or as named by
@@ -104,7 +108,8 @@ func (s *Snapshot) Equal(o *Snapshot) bool {
 	if s == nil || o == nil {
 		return s == o
 	}
-	return slices.EqualFunc(s.Uplinks, o.Uplinks, Uplink.equal) && slices.Equal(s.Addresses, o.Addresses)
+	return slices.EqualFunc(s.Uplinks, o.Uplinks, Uplink.equal) && slices.Equal(s.Addresses, o.Addresses) &&
+		slices.Equal(s.Broadcasts, o.Broadcasts)
 }
 
 func (u Uplink) equal(o Uplink) bool {

@@ -6,6 +6,8 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os/exec"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -300,6 +302,7 @@ func TestSettle(t *testing.T) {
 func TestPath(t *testing.T) {
 	enterNamespace(t)
 	sysctl(t, "net/ipv4/ip_forward", "1")
+	sysctl(t, "net/ipv6/conf/all/forwarding", "1") // which makes subnet router addresses
 	ip(t, "tuntap add t0 mode tun", "link set t0 up", "addr add 192.0.2.1/24 dev t0", "addr add 2001:db8::1/64 dev t0 nodad",
 		"tuntap add t1 mode tun", "link set t1 up", "addr add 198.51.100.1/24 dev t1",
 		"link add v0 type veth peer v1", "link set v0 up", "link set v1 up", "route add 10.1.0.2/32 dev v0",
@@ -324,6 +327,12 @@ func TestPath(t *testing.T) {
 		{"own IPv6 address", "2001:db8::1", "", "local"},
 		{"IPv6 with a foreign source", "2001:4860::8888", "fd00::7", "t0 2001:db8::fe"},
 		{"IPv4 via IPv6", "203.0.113.1", "", "t0 2001:db8::fe"},
+		{"broadcast", "192.0.2.255", "", "broadcast t0 192.0.2.255"},
+		{"broadcast, the node's source", "192.0.2.255", "192.0.2.1", "broadcast t0 192.0.2.255"},
+		{"broadcast, a pod's source", "192.0.2.255", "10.1.0.2", "broadcast local"},
+		{"limited broadcast", "255.255.255.255", "192.0.2.1", "broadcast t0 255.255.255.255"},
+		{"no broadcast", "192.0.2.0", "", "t0 192.0.2.0"},
+		{"IPv6 subnet router", "2001:db8::", "", "local"},
 		{"prohibited", "203.0.113.129", "", "find route to 203.0.113.129: permission denied"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -335,6 +344,9 @@ func TestPath(t *testing.T) {
 			got := p.LinkName + " " + p.NextHop.String()
 			if p.Local {
 				got = "local"
+			}
+			if p.Broadcast {
+				got = "broadcast " + got
 			}
 			if err != nil {
 				got = err.Error()
@@ -373,5 +385,28 @@ func TestMasqueradeByPath(t *testing.T) {
 		if got != want {
 			t.Errorf("to %s: %s, want %s", dst, got, want)
 		}
+	}
+}
+
+// The kernel's own list of broadcasts is the local table.
+func TestBroadcasts(t *testing.T) {
+	enterNamespace(t)
+	ip(t, "tuntap add t0 mode tun", "link set t0 up", "route add default dev t0",
+		"addr add 192.0.2.1/24 dev t0", "addr add 192.0.2.2/24 dev t0", "addr add 192.0.2.66/26 dev t0",
+		"addr add 198.51.100.1/31 dev t0", "addr add 198.51.100.7/32 dev t0", "addr add 10.9.0.1 peer 10.9.8.1/20 dev t0",
+		"addr add 2001:db8::1/64 dev t0 nodad",
+		"link add v0 type veth peer v1", "link set v0 up", "addr add 10.1.0.1/24 dev v0")
+	tr := newTracker(t, Options{})
+	out, err := exec.Command("ip", "-4", "-o", "route", "show", "table", "local", "type", "broadcast", "dev", "t0").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []netip.Addr
+	for line := range strings.Lines(string(out)) {
+		want = append(want, netip.MustParseAddr(strings.Fields(line)[1]))
+	}
+	slices.SortFunc(want, netip.Addr.Compare)
+	if got := tr.Snapshot().Broadcasts; !slices.Equal(got, want) || len(want) != 3 {
+		t.Errorf("got %v, the kernel has %v", got, want)
 	}
 }

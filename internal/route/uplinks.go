@@ -170,6 +170,11 @@ func (n node) snapshot(uplinks []int, addrs map[int][]address) *Snapshot {
 	s := &Snapshot{}
 	for _, index := range uplinks {
 		s.Uplinks = append(s.Uplinks, n.uplink(n.links[index], addrs))
+		for _, a := range addrs[index] {
+			if b, ok := broadcast(a.subnet); ok {
+				s.Broadcasts = append(s.Broadcasts, b)
+			}
+		}
 	}
 	for _, own := range addrs {
 		for _, a := range own {
@@ -178,9 +183,24 @@ func (n node) snapshot(uplinks []int, addrs map[int][]address) *Snapshot {
 			}
 		}
 	}
-	slices.SortFunc(s.Addresses, netip.Addr.Compare)
-	s.Addresses = slices.Compact(s.Addresses)
+	for _, list := range []*[]netip.Addr{&s.Addresses, &s.Broadcasts} {
+		slices.SortFunc(*list, netip.Addr.Compare)
+		*list = slices.Compact(*list)
+	}
 	return s
+}
+
+// broadcast is the last address of an IPv4 subnet that has one (fib_add_ifaddr
+// in net/ipv4/fib_frontend.c; RFC 3021: a /31 has none).
+func broadcast(subnet netip.Prefix) (netip.Addr, bool) {
+	if !subnet.Addr().Is4() || subnet.Bits() == 0 || subnet.Bits() > 30 {
+		return netip.Addr{}, false
+	}
+	last := subnet.Masked().Addr().As4()
+	for bit := subnet.Bits(); bit < 32; bit++ {
+		last[bit/8] |= 0x80 >> (bit % 8)
+	}
+	return netip.AddrFrom4(last), true
 }
 
 func (n node) uplink(l link, addrs map[int][]address) Uplink {
