@@ -42,8 +42,10 @@ type explanation struct {
 	uplink *route.Uplink // nil: the path leads through none
 }
 
-// Explain tells what happens to a packet's source address and why. It fails if
-// the question makes no sense or the node has no route to the destination.
+// Explain tells what happens to the source address of a flow's first packet and
+// why, or of the next one if the flow is translated already. It asks in the order
+// in which the datapaths do. It fails if the question makes no sense or the node
+// has no route to the destination.
 func Explain(q api.Question, facts Facts) (api.Answer, error) {
 	q.Dst, q.Src = q.Dst.Unmap(), q.Src.Unmap()
 	if !q.Dst.IsValid() {
@@ -51,6 +53,9 @@ func Explain(q api.Question, facts Facts) (api.Answer, error) {
 	}
 	if q.Src.IsValid() && q.Src.Is4() != q.Dst.Is4() {
 		return api.Answer{}, fmt.Errorf("source %s and destination %s are of different families", q.Src, q.Dst)
+	}
+	if q.Dst.Is6() && q.Proto == "icmp" {
+		q.Proto = "icmpv6"
 	}
 	e := &explanation{Question: q, Facts: facts}
 	if q.Dst.Is6() && !facts.IPv6 {
@@ -86,10 +91,12 @@ func (e *explanation) exempt() string {
 		return "multicast is never touched"
 	case e.Dst == broadcast:
 		return "broadcast is never touched"
-	case e.Dst.Is6() && e.Dst.IsLinkLocalUnicast():
+	case e.Dst.Is6() && (e.Dst.IsLinkLocalUnicast() || e.Src.IsLinkLocalUnicast()):
 		return "fe80::/10 is never touched"
 	case e.Src.IsValid() && e.Src.IsUnspecified():
 		return "a packet without a source address is never touched"
+	case e.Dst.Is4() && e.Proto == "udp" && e.Sport == 68 && e.Dport == 67 && slices.Contains(e.Network.Addresses, e.Src):
+		return "the node's own DHCP client keeps its address and port"
 	}
 	return ""
 }
@@ -97,10 +104,7 @@ func (e *explanation) exempt() string {
 // routed answers once the path is known.
 func (e *explanation) routed() (api.Answer, error) {
 	if e.path.Local {
-		return api.Answer{
-			Verdict: verdictLocal,
-			Reason:  fmt.Sprintf("%s is an address of this node: the packet does not leave it", e.Dst),
-		}, nil
+		return api.Answer{Verdict: verdictLocal, Reason: e.localReason()}, nil
 	}
 	if e.Datapath == EBPF {
 		if e.uplink == nil {
@@ -110,57 +114,112 @@ func (e *explanation) routed() (api.Answer, error) {
 			return answer, err
 		}
 	}
-	return e.decide(), nil
+	return e.decide()
+}
+
+func (e *explanation) localReason() string {
+	if e.path.Broadcast {
+		return fmt.Sprintf("%s is a broadcast address, which the node does not pass on", e.Dst)
+	}
+	return fmt.Sprintf("%s is an address of this node: the packet does not leave it", e.Dst)
 }
 
 // live looks for the translation that the flow already has: a connection keeps
-// what its first packet got, whatever the config says now.
+// what its first packet got, whatever the config says now. It does not if it now
+// leaves where that address is not one to use.
 func (e *explanation) live() (api.Answer, bool, error) {
-	if e.Translations == nil || !e.Src.IsValid() || e.Proto == "" || e.Sport == 0 {
-		return api.Answer{}, false, nil
-	}
-	flows, err := e.Translations()
-	if err != nil {
-		return api.Answer{}, false, fmt.Errorf("list translations: %w", err)
-	}
-	i := slices.IndexFunc(flows, func(t api.Translation) bool {
-		return t.Src == e.Src && t.Dst == e.Dst && t.Proto == e.Proto && t.SPort == e.Sport &&
-			(e.Dport == 0 || t.DPort == e.Dport)
+	flow, found, err := e.translation(func(t api.Translation) bool {
+		return t.Src == e.Src && t.SPort == e.Sport
 	})
-	if i < 0 {
-		return api.Answer{}, false, nil
+	if err != nil || !found || !gives(e.uplink, flow.NATAddr) {
+		return api.Answer{}, false, err
 	}
 	return api.Answer{
 		Verdict:     verdictMasquerade,
-		Reason:      fmt.Sprintf("the flow is translated to %s since its first packet", netip.AddrPortFrom(flows[i].NATAddr, flows[i].NATPort)),
-		SNATAddress: flows[i].NATAddr,
+		Reason:      fmt.Sprintf("the flow is translated to %s since its first packet", netip.AddrPortFrom(flow.NATAddr, flow.NATPort)),
+		SNATAddress: flow.NATAddr,
 	}, true, nil
 }
 
+// translation finds a live translation towards the destination in question that
+// matches. Without source, protocol and port there is nothing to look for.
+func (e *explanation) translation(match func(api.Translation) bool) (api.Translation, bool, error) {
+	if e.Translations == nil || !e.Src.IsValid() || e.Proto == "" || e.Sport == 0 {
+		return api.Translation{}, false, nil
+	}
+	flows, err := e.Translations()
+	if err != nil {
+		return api.Translation{}, false, fmt.Errorf("list translations: %w", err)
+	}
+	for _, t := range flows {
+		// An ICMP query has no second port.
+		if t.Proto == e.Proto && t.Dst == e.Dst && (e.Dport == 0 || t.DPort == 0 || t.DPort == e.Dport) && match(t) {
+			return t, true, nil
+		}
+	}
+	return api.Translation{}, false, nil
+}
+
+// gives reports whether the uplink has the address among those it masquerades
+// with.
+func gives(u *route.Uplink, address netip.Addr) bool {
+	return slices.ContainsFunc(slices.Concat(u.V4, u.V6), func(r route.AddressRule) bool { return r.Address == address })
+}
+
 // decide answers for a new connection.
-func (e *explanation) decide() api.Answer {
+func (e *explanation) decide() (api.Answer, error) {
 	entry, found := e.Policy.Lookup(e.Dst)
-	reason := e.listReason(entry, found)
-	answer := api.Answer{Verdict: entry.Verdict.String(), Reason: reason}
+	answer := api.Answer{Verdict: entry.Verdict.String(), Reason: e.listReason(entry, found)}
 	if found {
 		answer.CIDR = entry.Prefix.String()
 	}
 	if entry.Verdict == prefix.Keep {
-		return answer
+		return answer, nil
+	}
+	if e.Datapath == EBPF {
+		return e.decideEBPF(answer)
 	}
 	address, known := e.Network.Masquerade(e.path, e.Dst)
 	switch {
-	case e.uplink == nil:
+	case e.uplink == nil || e.Dst.Is6() && (e.Dst.IsMulticast() || e.Dst.IsLinkLocalUnicast()):
 		answer.Reason += fmt.Sprintf("; the address is the one of %s that MASQUERADE picks", e.path.LinkName)
 	case !known:
-		answer.Reason += fmt.Sprintf("; but %s has no usable address, so that the packet is dropped", e.uplink.Name)
-	case e.Datapath == EBPF && e.Src == address:
-		answer.Verdict = verdictKeep
-		answer.Reason = fmt.Sprintf("the source already is the address that masquerading gives on %s", e.uplink.Name)
+		answer.Reason += e.noAddress()
 	default:
 		answer.SNATAddress = address
 	}
-	return answer
+	return answer, nil
+}
+
+// decideEBPF goes on where no prefix says keep and the path leads through an
+// uplink.
+func (e *explanation) decideEBPF(answer api.Answer) (api.Answer, error) {
+	address, known := e.Network.Masquerade(e.path, e.Dst)
+	if known && e.Src == address {
+		_, clash, err := e.translation(func(t api.Translation) bool {
+			return t.NATAddr == address && t.NATPort == e.Sport
+		})
+		if err != nil {
+			return answer, err
+		}
+		if !clash {
+			return keep(fmt.Sprintf("the source already is the address that masquerading gives on %s", e.uplink.Name)), nil
+		}
+		answer.Reason = fmt.Sprintf("a translated flow has this address and port towards %s: this one gets another port", e.Dst)
+	}
+	switch {
+	case e.path.Broadcast:
+		return keep("broadcast is never touched"), nil
+	case !known:
+		answer.Reason += e.noAddress()
+	default:
+		answer.SNATAddress = address
+	}
+	return answer, nil
+}
+
+func (e *explanation) noAddress() string {
+	return fmt.Sprintf("; but %s has no usable address, so that the packet is dropped", e.uplink.Name)
 }
 
 // listReason says which list decided.

@@ -18,7 +18,10 @@ import (
 func testPaths() map[netip.Addr]route.Path {
 	gateway := netip.MustParseAddr("192.0.2.254")
 	paths := map[netip.Addr]route.Path{
-		netip.MustParseAddr("192.0.2.1"): {Local: true, LinkIndex: 1, LinkName: "lo"},
+		netip.MustParseAddr("192.0.2.1"):       {Local: true, LinkIndex: 1, LinkName: "lo"},
+		netip.MustParseAddr("192.0.2.255"):     {Broadcast: true, LinkIndex: 2, LinkName: "eth0", NextHop: netip.MustParseAddr("192.0.2.255")},
+		netip.MustParseAddr("198.51.100.255"):  {Broadcast: true, Local: true, LinkIndex: 1, LinkName: "lo"},
+		netip.MustParseAddr("255.255.255.255"): {Broadcast: true, LinkIndex: 2, LinkName: "eth0", NextHop: netip.MustParseAddr("255.255.255.255")},
 	}
 	for text, path := range map[string]route.Path{
 		"8.8.8.8":         {LinkIndex: 2, LinkName: "eth0", NextHop: gateway},
@@ -31,6 +34,7 @@ func testPaths() map[netip.Addr]route.Path {
 		"224.0.0.251":     {LinkIndex: 2, LinkName: "eth0"},
 		"2001:db8:1::1":   {LinkIndex: 2, LinkName: "eth0"},
 		"fd00::1":         {LinkIndex: 2, LinkName: "eth0"},
+		"ff02::fb":        {LinkIndex: 2, LinkName: "eth0"},
 	} {
 		dst := netip.MustParseAddr(text)
 		if !path.NextHop.IsValid() {
@@ -64,6 +68,18 @@ func TestExplain(t *testing.T) {
 		Family: 4, Proto: "tcp",
 		Src: netip.MustParseAddr("10.244.0.9"), SPort: 4000, Dst: netip.MustParseAddr("10.0.0.1"), DPort: 443,
 		NATAddr: netip.MustParseAddr("192.0.2.1"), NATPort: 50000,
+	}, {
+		Family: 4, Proto: "udp",
+		Src: netip.MustParseAddr("10.244.0.9"), SPort: 4000, Dst: netip.MustParseAddr("8.8.8.8"), DPort: 53,
+		NATAddr: netip.MustParseAddr("192.0.2.1"), NATPort: 40000,
+	}, {
+		Family: 4, Proto: "tcp",
+		Src: netip.MustParseAddr("10.244.0.9"), SPort: 4000, Dst: netip.MustParseAddr("8.8.8.8"), DPort: 53,
+		NATAddr: netip.MustParseAddr("192.0.2.99"), NATPort: 40000,
+	}, {
+		Family: 6, Proto: "icmpv6",
+		Src: netip.MustParseAddr("fd00::9"), SPort: 7, Dst: netip.MustParseAddr("2001:db8:1::1"),
+		NATAddr: netip.MustParseAddr("2001:db8::1"), NATPort: 8,
 	}}
 	for _, test := range []struct {
 		name, datapath string
@@ -121,6 +137,35 @@ func TestExplain(t *testing.T) {
 		{name: "IPv6 link-local, ebpf", datapath: EBPF, dst: "fe80::1", want: api.Answer{
 			Verdict: "keep", Reason: "fe80::/10 is never touched",
 		}},
+		{name: "IPv6 link-local source, ebpf", datapath: EBPF, src: "fe80::9", dst: "2001:db8:1::1", want: api.Answer{
+			Verdict: "keep", Reason: "fe80::/10 is never touched",
+		}},
+		{name: "IPv6 multicast, iptables", dst: "ff02::fb", want: api.Answer{
+			Verdict: "masquerade", Interface: "eth0",
+			Reason: "nonMasqueradeCIDRs has no prefix for ff02::fb; the address is the one of eth0 that MASQUERADE picks",
+		}},
+		{name: "subnet broadcast, ebpf", datapath: EBPF, dst: "192.0.2.255", want: api.Answer{
+			Verdict: "keep", Reason: "broadcast is never touched", Interface: "eth0",
+		}},
+		{name: "subnet broadcast, own source, ebpf", datapath: EBPF, src: "192.0.2.1", dst: "192.0.2.255", want: api.Answer{
+			Verdict: "keep", Reason: "the source already is the address that masquerading gives on eth0", Interface: "eth0",
+		}},
+		{name: "subnet broadcast, iptables", dst: "192.0.2.255", want: api.Answer{
+			Verdict: "masquerade", Reason: "nonMasqueradeCIDRs has no prefix for 192.0.2.255",
+			SNATAddress: netip.MustParseAddr("192.0.2.1"), Interface: "eth0",
+		}},
+		{name: "broadcast that is not passed on", dst: "198.51.100.255", want: api.Answer{
+			Verdict: "local", Reason: "198.51.100.255 is a broadcast address, which the node does not pass on", Interface: "lo",
+		}},
+		{name: "DHCP, ebpf", datapath: EBPF, src: "192.0.2.1", dst: "10.100.10.1",
+			question: api.Question{Proto: "udp", Sport: 68, Dport: 67}, want: api.Answer{
+				Verdict: "keep", Reason: "the node's own DHCP client keeps its address and port",
+			}},
+		{name: "a pod's DHCP, ebpf", datapath: EBPF, src: "10.244.0.9", dst: "10.100.10.1",
+			question: api.Question{Proto: "udp", Sport: 68, Dport: 67}, want: api.Answer{
+				Verdict: "masquerade", Reason: "10.100.10.0/24" + longestMasq, CIDR: "10.100.10.0/24",
+				SNATAddress: netip.MustParseAddr("192.0.2.1"), Interface: "eth0",
+			}},
 		{name: "no source yet, ebpf", datapath: EBPF, src: "0.0.0.0", dst: "8.8.8.8", want: api.Answer{
 			Verdict: "keep", Reason: "a packet without a source address is never touched",
 		}},
@@ -135,6 +180,25 @@ func TestExplain(t *testing.T) {
 			question: api.Question{Proto: "tcp", Sport: 4000, Dport: 443}, want: api.Answer{
 				Verdict: "masquerade", Reason: "the flow is translated to 192.0.2.1:50000 since its first packet",
 				SNATAddress: netip.MustParseAddr("192.0.2.1"), Interface: "eth0",
+			}},
+		{name: "a live ping sticks", datapath: EBPF, src: "fd00::9", dst: "2001:db8:1::1",
+			question: api.Question{Proto: "icmp", Sport: 7}, want: api.Answer{
+				Verdict: "masquerade", Reason: "the flow is translated to [2001:db8::1]:8 since its first packet",
+				SNATAddress: netip.MustParseAddr("2001:db8::1"), Interface: "eth0",
+			}},
+		{name: "a flow that leaves elsewhere now", datapath: EBPF, src: "10.244.0.9", dst: "8.8.8.8",
+			question: api.Question{Proto: "tcp", Sport: 4000, Dport: 53}, want: api.Answer{
+				Verdict: "masquerade", Reason: "nonMasqueradeCIDRs has no prefix for 8.8.8.8",
+				SNATAddress: netip.MustParseAddr("192.0.2.1"), Interface: "eth0",
+			}},
+		{name: "own source that clashes", datapath: EBPF, src: "192.0.2.1", dst: "8.8.8.8",
+			question: api.Question{Proto: "udp", Sport: 40000, Dport: 53}, want: api.Answer{
+				Verdict: "masquerade", Reason: "a translated flow has this address and port towards 8.8.8.8: this one gets another port",
+				SNATAddress: netip.MustParseAddr("192.0.2.1"), Interface: "eth0",
+			}},
+		{name: "own source that does not", datapath: EBPF, src: "192.0.2.1", dst: "8.8.8.8",
+			question: api.Question{Proto: "udp", Sport: 40001, Dport: 53}, want: api.Answer{
+				Verdict: "keep", Reason: "the source already is the address that masquerading gives on eth0", Interface: "eth0",
 			}},
 		{name: "another flow does not", datapath: EBPF, src: "10.244.0.9", dst: "10.0.0.1",
 			question: api.Question{Proto: "tcp", Sport: 4001, Dport: 443}, want: api.Answer{
