@@ -15,6 +15,7 @@ package lab
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"testing"
 )
@@ -162,6 +163,10 @@ func (l *Lab) addNamespace(name string) (*Namespace, error) {
 		return nil, err
 	}
 	l.namespaces = append(l.namespaces, ns)
+	// Before 6.13 this one is the machine's, not the namespace's.
+	if err := ns.Sysctl("net/ipv4/icmp_msgs_per_sec", "1000000"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return ns, err
+	}
 	return ns, ns.sysctls(
 		"net/ipv6/conf/all/disable_ipv6", "0",
 		"net/ipv6/conf/default/disable_ipv6", "0",
@@ -170,7 +175,6 @@ func (l *Lab) addNamespace(name string) (*Namespace, error) {
 		"net/ipv4/conf/all/rp_filter", "0",
 		"net/ipv4/conf/default/rp_filter", "0",
 		"net/ipv4/icmp_ratelimit", "0",
-		"net/ipv4/icmp_msgs_per_sec", "1000000",
 		"net/ipv6/icmp/ratelimit", "0",
 		"net/ipv4/ping_group_range", "0 2147483647",
 	)
