@@ -247,21 +247,19 @@ static __always_inline bool may_take_over(const struct packet *pkt,
 }
 
 /* Ends the flow that holds an outside tuple, if its time is over. */
-static __always_inline bool reclaim(const struct packet *pkt,
-				    const union tuple *reply,
-				    const enum family family, __u32 n)
+static __always_inline bool reclaim(struct scratch *s, const enum family family,
+				    __u32 n)
 {
 	__u64 now = bpf_ktime_get_ns();
-	struct origin origin;
 	struct flow *flow;
 
-	if (!find_origin(reply, family, &origin))
+	if (!find_origin(&s->reply, family, &s->origin))
 		return true;
-	flow = find_flow(&origin.tuple, family);
+	flow = find_flow(&s->origin, family);
 	/* No flow yet: somebody is between the two inserts. */
-	if (!flow || (alive(flow, now) && !may_take_over(pkt, flow, n)))
+	if (!flow || (alive(flow, now) && !may_take_over(&s->packet, flow, n)))
 		return false;
-	return end_flow(flow, flow->last_seen, &origin.tuple, family);
+	return end_flow(flow, flow->last_seen, &s->origin, family);
 }
 
 /* How an attempt at one candidate ended. */
@@ -278,7 +276,6 @@ static __always_inline enum attempt attempt(struct __sk_buff *skb,
 {
 	struct scratch *s = this_scratch();
 	const struct port_pool *pool;
-	union tuple reply;
 	__u32 zero = 0;
 	__be16 port;
 	long err;
@@ -286,12 +283,12 @@ static __always_inline enum attempt attempt(struct __sk_buff *skb,
 	pool = bpf_map_lookup_elem(&port_pool, &zero);
 	if (!s || !pool || !candidate(&s->packet, family, pool, n, &port))
 		return ATTEMPT_OVER;
-	reply_tuple(&s->packet.tuple, &s->addr, port, family, &reply);
-	if (taken_by_node(skb, &reply, s->packet.proto, family))
+	reply_tuple(&s->packet.tuple, &s->addr, port, family, &s->reply);
+	if (taken_by_node(skb, &s->reply, s->packet.proto, family))
 		return ATTEMPT_TAKEN;
-	err = insert_reverse(&reply, &s->packet.tuple, family);
-	if (err == -EEXIST && reclaim(&s->packet, &reply, family, n))
-		err = insert_reverse(&reply, &s->packet.tuple, family);
+	err = insert_reverse(&s->reply, &s->packet.tuple, family);
+	if (err == -EEXIST && reclaim(s, family, n))
+		err = insert_reverse(&s->reply, &s->packet.tuple, family);
 	if (err)
 		return err == -EEXIST ? ATTEMPT_TAKEN : ATTEMPT_FULL;
 	s->port = port;
@@ -308,7 +305,7 @@ __noinline int attempt_v6(struct __sk_buff *skb, __u32 n)
 	return attempt(skb, FAMILY_V6, n);
 }
 
-/* Makes an outside tuple ours: scratch.addr and port then are. */
+/* Makes an outside tuple ours: that of scratch.reply, addr and port. */
 static __always_inline enum verdict claim_tuple(struct __sk_buff *skb,
 						const struct packet *pkt,
 						const enum family family)
@@ -355,7 +352,6 @@ static __always_inline enum verdict open_flow(struct __sk_buff *skb,
 	};
 	enum verdict verdict;
 	struct flow *winner;
-	union tuple reply;
 	long err;
 
 	verdict = claim_tuple(skb, pkt, family);
@@ -365,8 +361,7 @@ static __always_inline enum verdict open_flow(struct __sk_buff *skb,
 	err = insert_flow(&pkt->tuple, &flow, &s->addr, family);
 	if (!err)
 		return VERDICT_OPENED;
-	reply_tuple(&pkt->tuple, &s->addr, s->port, family, &reply);
-	delete_reverse(&reply, family);
+	delete_reverse(&s->reply, family);
 	if (err != -EEXIST)
 		return VERDICT_DROP_TABLE_FULL;
 	winner = find_flow(&pkt->tuple, family);

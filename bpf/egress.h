@@ -56,23 +56,32 @@ static __always_inline enum verdict existing_flow(struct __sk_buff *skb,
 				VERDICT_TRANSLATED);
 }
 
+/* Whether the packet's source is what MASQUERADE would pick. */
+static __always_inline bool has_own_address(const struct scratch *s,
+					    const enum family family)
+{
+	union address src;
+
+	source(&s->packet, family, &src);
+	return s->usable && same_address(&src, &s->addr, family);
+}
+
 /*
  * Whether a packet of the node's own has an outside tuple that a pod's flow
  * holds: then it is moved, as netfilter does.
  */
-static __always_inline bool clashes(const struct packet *pkt,
-				    const enum family family, __u64 now)
+static __always_inline bool clashes(struct scratch *s, const enum family family,
+				    __u64 now)
 {
-	struct origin origin;
+	const struct packet *pkt = &s->packet;
 	struct flow *flow;
-	union tuple reply;
 
 	if (!(pkt->flags & PACKET_PORTS) || pkt->flags & PACKET_REPLY)
 		return false;
-	mirror(&pkt->tuple, &reply, family);
-	if (!find_origin(&reply, family, &origin))
+	mirror(&pkt->tuple, &s->reply, family);
+	if (!find_origin(&s->reply, family, &s->origin))
 		return false;
-	flow = find_flow(&origin.tuple, family);
+	flow = find_flow(&s->origin, family);
 	return flow && alive(flow, now);
 }
 
@@ -112,8 +121,7 @@ static __always_inline bool is_broadcast(const union address *addr,
  */
 static __always_inline enum verdict
 older_than_us(struct __sk_buff *skb, struct scratch *s,
-	      const union address *dst, bool own, const enum family family,
-	      __u64 now)
+	      const union address *dst, const enum family family, __u64 now)
 {
 	struct packet *pkt = &s->packet;
 	enum conntrack_view view;
@@ -124,7 +132,8 @@ older_than_us(struct __sk_buff *skb, struct scratch *s,
 	view = conntrack_view(skb, pkt, family);
 	if (view == CONNTRACK_REPLY)
 		return VERDICT_KEEP_REPLY;
-	if (!own && view != CONNTRACK_NEW && answers_inbound(s, family, now))
+	if (view != CONNTRACK_NEW && !has_own_address(s, family) &&
+	    answers_inbound(s, family, now))
 		return VERDICT_KEEP_REPLY;
 	first = view == CONNTRACK_NEW ||
 		(view == CONNTRACK_UNKNOWN && pkt->proto != IPPROTO_TCP);
@@ -141,30 +150,25 @@ older_than_us(struct __sk_buff *skb, struct scratch *s,
 static __always_inline enum verdict unknown_flow(struct __sk_buff *skb,
 						 const enum family family)
 {
-	const struct uplink *uplink = this_uplink();
 	struct scratch *s = this_scratch();
 	__u64 now = bpf_ktime_get_ns();
-	union address src, dst;
 	enum verdict verdict;
 	struct packet *pkt;
-	bool usable, own;
+	union address dst;
 
-	if (!s || !uplink)
+	if (!s)
 		return VERDICT_NOT_IP;
 	pkt = &s->packet;
-	source(pkt, family, &src);
 	destination(pkt, family, &dst);
-	usable = masquerade_address(skb, pkt, family, uplink, &s->addr);
-	own = usable && same_address(&src, &s->addr, family);
-	verdict = older_than_us(skb, s, &dst, own, family, now);
+	verdict = older_than_us(skb, s, &dst, family, now);
 	if (verdict)
 		return verdict;
 	if (!(pkt->flags & PACKET_PORTS) || !may_open(pkt, family))
 		return stray(pkt, family);
 	if (is_broadcast(&dst, family))
 		return VERDICT_EXEMPT;
-	verdict = usable ? open_flow(skb, s, family, now) :
-			   VERDICT_DROP_NO_ADDRESS;
+	verdict = s->usable ? open_flow(skb, s, family, now) :
+			      VERDICT_DROP_NO_ADDRESS;
 	if (verdict >= VERDICT_DROP_FIRST) {
 		tell(skb, s, family, verdict, now);
 		return verdict;
@@ -195,16 +199,13 @@ __noinline int error_leaves_v6(struct __sk_buff *skb)
 }
 
 /* The node's own packets that have the address they should have. */
-static __always_inline bool nodes_own(struct __sk_buff *skb,
-				      const struct packet *pkt,
+static __always_inline bool nodes_own(struct __sk_buff *skb, struct scratch *s,
 				      const enum family family,
 				      const struct uplink *uplink, __u64 now)
 {
-	union address src, addr;
-
-	source(pkt, family, &src);
-	return masquerade_address(skb, pkt, family, uplink, &addr) &&
-	       same_address(&src, &addr, family) && !clashes(pkt, family, now);
+	s->usable =
+		masquerade_address(skb, &s->packet, family, uplink, &s->addr);
+	return has_own_address(s, family) && !clashes(s, family, now);
 }
 
 #endif

@@ -214,27 +214,24 @@ static __always_inline enum verdict icmp_error_ingress(struct __sk_buff *skb,
 {
 	struct scratch *s = this_scratch();
 	__u64 now = bpf_ktime_get_ns();
-	struct origin origin;
-	union tuple reply;
 	struct flow *flow;
 
 	if (!s || !parse_quote(skb, &s->packet, &s->quote, family))
 		return VERDICT_UNDECIDED;
 	if (s->quote.flags & PACKET_REPLY)
 		return VERDICT_UNDECIDED;
-	mirror(&s->quote.tuple, &reply, family);
-	if (!find_origin(&reply, family, &origin))
+	mirror(&s->quote.tuple, &s->reply, family);
+	if (!find_origin(&s->reply, family, &s->origin))
 		return VERDICT_UNDECIDED;
-	flow = find_flow(&origin.tuple, family);
+	flow = find_flow(&s->origin, family);
 	if (!flow || !alive(flow, now))
 		return VERDICT_UNDECIDED;
 	/* Pods must not be talked out of their route (nf_nat_core.c). */
 	if (family == FAMILY_V4 && s->packet.icmp_type == ICMP_REDIRECT)
 		return VERDICT_DROP_UNSUPPORTED;
-	tuple_source(&origin.tuple, family, &s->addr);
+	tuple_source(&s->origin, family, &s->addr);
 	if (rewrite_quote(skb, &s->packet, &s->quote, family, SIDE_SOURCE,
-			  &s->addr,
-			  port_of(&origin.tuple, family, SIDE_SOURCE)) ||
+			  &s->addr, port_of(&s->origin, family, SIDE_SOURCE)) ||
 	    rewrite_outer(skb, &s->packet, family, SIDE_DESTINATION, &s->addr))
 		return VERDICT_DROP_UNSUPPORTED;
 	return VERDICT_ICMP_ERROR;

@@ -42,12 +42,11 @@ static __always_inline enum verdict early_fragment(struct __sk_buff *skb,
 
 /* Gives a reply the address and port of the pod that it is for. */
 static __always_inline enum verdict reply_of_flow(struct __sk_buff *skb,
-						  const struct packet *pkt,
+						  struct scratch *s,
 						  const enum family family,
 						  __u64 now)
 {
-	struct origin origin;
-	union address addr;
+	const struct packet *pkt = &s->packet;
 	struct flow *flow;
 
 	if (pkt->flags & PACKET_QUERY)
@@ -56,15 +55,15 @@ static __always_inline enum verdict reply_of_flow(struct __sk_buff *skb,
 		return pkt->flags & PACKET_LATER ?
 			       early_fragment(skb, pkt, family, now) :
 			       VERDICT_UNDECIDED;
-	if (!find_origin(&pkt->tuple, family, &origin))
+	if (!find_origin(&pkt->tuple, family, &s->origin))
 		return VERDICT_UNDECIDED;
-	flow = find_flow(&origin.tuple, family);
+	flow = find_flow(&s->origin, family);
 	if (!flow || !alive(flow, now))
 		return VERDICT_UNDECIDED;
 	refresh(flow, pkt, now, DIRECTION_INGRESS);
-	tuple_source(&origin.tuple, family, &addr);
-	if (rewrite(skb, pkt, family, SIDE_DESTINATION, &addr,
-		    port_of(&origin.tuple, family, SIDE_SOURCE)))
+	tuple_source(&s->origin, family, &s->addr);
+	if (rewrite(skb, pkt, family, SIDE_DESTINATION, &s->addr,
+		    port_of(&s->origin, family, SIDE_SOURCE)))
 		return VERDICT_DROP_UNSUPPORTED;
 	return VERDICT_TRANSLATED;
 }

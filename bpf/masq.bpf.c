@@ -76,7 +76,7 @@ static __always_inline enum verdict egress_verdict(struct __sk_buff *skb,
 	destination(pkt, family, &dst);
 	if (cidr_keeps(&dst, family))
 		return VERDICT_KEEP_CIDR;
-	if (nodes_own(skb, pkt, family, uplink, now))
+	if (nodes_own(skb, s, family, uplink, now))
 		return VERDICT_KEEP_NODE;
 	return family == FAMILY_V4 ? unknown_flow_v4(skb) :
 				     unknown_flow_v6(skb);
@@ -101,7 +101,7 @@ static __always_inline enum verdict ingress_verdict(struct __sk_buff *skb,
 		verdict = family == FAMILY_V4 ? error_arrives_v4(skb) :
 						error_arrives_v6(skb);
 	else
-		verdict = reply_of_flow(skb, pkt, family, now);
+		verdict = reply_of_flow(skb, s, family, now);
 	if (verdict)
 		return verdict;
 	return from_outside(pkt, family, uplink, now);

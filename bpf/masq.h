@@ -184,22 +184,17 @@ struct mapping_v6 {
 	__u32 pad;
 };
 
-/*
- * The way back: who is behind an outside tuple. Points to the mapping, which
- * has the state. checked is when the mapping was last found alive from here.
- */
+/* The way back: who is behind an outside tuple. The mapping has the state. */
 struct reverse_v4 {
-	__u64 checked;
 	__be32 addr;
 	__be16 port;
 	__u16 pad;
 };
 
 struct reverse_v6 {
-	__u64 checked;
 	__be32 addr[4];
 	__be16 port;
-	__u16 pad[3];
+	__u16 pad;
 };
 
 /* A connection that was opened from outside. */
@@ -352,8 +347,8 @@ _Static_assert(sizeof(struct tuple_v6) == 40, "padding");
 _Static_assert(sizeof(struct flow) == 32, "padding");
 _Static_assert(sizeof(struct mapping_v4) == 40, "padding");
 _Static_assert(sizeof(struct mapping_v6) == 56, "padding");
-_Static_assert(sizeof(struct reverse_v4) == 16, "padding");
-_Static_assert(sizeof(struct reverse_v6) == 32, "padding");
+_Static_assert(sizeof(struct reverse_v4) == 8, "padding");
+_Static_assert(sizeof(struct reverse_v6) == 20, "padding");
 _Static_assert(sizeof(struct fragment_key_v4) == 16, "padding");
 _Static_assert(sizeof(struct fragment_key_v6) == 40, "padding");
 _Static_assert(sizeof(struct talker_key_v4) == 12, "padding");

@@ -223,19 +223,17 @@ type MasqPortPool struct {
 }
 
 type MasqReverseV4 struct {
-	_       structs.HostLayout
-	Checked uint64
-	Addr    uint32
-	Port    uint16
-	Pad     uint16
+	_    structs.HostLayout
+	Addr uint32
+	Port uint16
+	Pad  uint16
 }
 
 type MasqReverseV6 struct {
-	_       structs.HostLayout
-	Checked uint64
-	Addr    [4]uint32
-	Port    uint16
-	Pad     [3]uint16
+	_    structs.HostLayout
+	Addr [4]uint32
+	Port uint16
+	Pad  uint16
 }
 
 type MasqScratch struct {
@@ -278,14 +276,25 @@ type MasqScratch struct {
 		Dscp          uint8
 		_             [2]byte
 	}
+	Reply struct {
+		_  structs.HostLayout
+		V4 MasqTupleV4
+		_  [24]byte
+	}
+	Origin struct {
+		_  structs.HostLayout
+		V4 MasqTupleV4
+		_  [24]byte
+	}
 	Addr struct {
 		_  structs.HostLayout
 		V4 uint32
 		_  [12]byte
 	}
-	Port uint16
-	_    [6]byte
-	Told uint64
+	Port   uint16
+	Usable bool
+	_      [5]byte
+	Told   uint64
 }
 
 type MasqSweepRequest struct {

@@ -197,39 +197,31 @@ static __always_inline void nat_address(const struct flow *flow,
 				 16);
 }
 
-/* Who is behind an outside tuple, from its reverse entry. */
-struct origin {
-	union tuple tuple; /* as the pod sends it */
-	__u64 *checked;
-};
-
 /*
  * The tuple that a pod sends, from the tuple of a reply. False: the outside
  * tuple is nobody's.
  */
 static __always_inline bool find_origin(const union tuple *reply,
 					const enum family family,
-					struct origin *origin)
+					union tuple *origin)
 {
-	mirror(reply, &origin->tuple, family);
+	mirror(reply, origin, family);
 	if (family == FAMILY_V4) {
-		struct reverse_v4 *r =
+		const struct reverse_v4 *r =
 			bpf_map_lookup_elem(&reverse_v4, &reply->v4);
 
 		if (!r)
 			return false;
-		origin->tuple.v4.saddr = r->addr;
-		origin->tuple.v4.sport = r->port;
-		origin->checked = &r->checked;
+		origin->v4.saddr = r->addr;
+		origin->v4.sport = r->port;
 	} else {
-		struct reverse_v6 *r =
+		const struct reverse_v6 *r =
 			bpf_map_lookup_elem(&reverse_v6, &reply->v6);
 
 		if (!r)
 			return false;
-		__builtin_memcpy(origin->tuple.v6.saddr, r->addr, 16);
-		origin->tuple.v6.sport = r->port;
-		origin->checked = &r->checked;
+		__builtin_memcpy(origin->v6.saddr, r->addr, 16);
+		origin->v6.sport = r->port;
 	}
 	return true;
 }

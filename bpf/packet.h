@@ -57,8 +57,11 @@ struct packet {
 struct scratch {
 	struct packet packet;
 	struct packet quote; /* what an ICMP error quotes */
+	union tuple reply; /* of the packet, or of a flow to be */
+	union tuple origin; /* what a pod sends that has this reply */
 	union address addr; /* masquerade address */
 	__be16 port;
+	bool usable; /* there is a masquerade address */
 	__u64 told; /* when the last event was sent from this CPU */
 };
 
