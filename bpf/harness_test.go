@@ -163,7 +163,12 @@ func borrow(t testing.TB, c config, programs ...string) *datapath {
 func load(t testing.TB, c config, programs ...string) *datapath {
 	t.Helper()
 	d := build(t, c, programs)
-	t.Cleanup(d.coll.Close)
+	t.Cleanup(func() {
+		d.coll.Close()
+		if err := d.MasqMaps.Close(); err != nil {
+			t.Error("close maps:", err)
+		}
+	})
 	d.fill(c)
 	return d
 }
