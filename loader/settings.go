@@ -108,11 +108,23 @@ func reservedPorts() ([]portrange.Range, error) {
 	if err != nil {
 		return nil, err
 	}
-	ranges, err := portrange.Parse(strings.TrimSpace(string(text)))
+	ranges, err := parseReserved(strings.TrimSpace(string(text)))
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
 	return ranges, nil
+}
+
+// parseReserved reads the kernel's list, in which 0 may be, too. The list is in
+// ascending order.
+func parseReserved(text string) ([]portrange.Range, error) {
+	first, others, _ := strings.Cut(text, ",")
+	if first == "0" {
+		text = others
+	} else if last, ok := strings.CutPrefix(text, "0-"); ok {
+		text = "1-" + last
+	}
+	return portrange.Parse(text)
 }
 
 // classRanges are the ports among which netfilter's NAT looks for another, by

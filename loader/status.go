@@ -8,7 +8,6 @@ import (
 	gomaps "maps"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,20 +18,9 @@ import (
 	"ip-masq-agent/internal/route"
 )
 
-// Plan lists what Sync would program.
-func (*Datapath) Plan(policy *prefix.Policy, network *route.Snapshot) (string, error) {
-	var b strings.Builder
-	for _, is6 := range []bool{false, true} {
-		for _, e := range policy.Entries(is6) {
-			fmt.Fprintf(&b, "cidr %s %s\n", e.Prefix, e.Verdict)
-		}
-	}
-	for _, u := range network.Uplinks {
-		for _, r := range slices.Concat(u.V4, u.V6) {
-			fmt.Fprintf(&b, "uplink %s to %s as %s\n", u.Name, r.Prefix, r.Address)
-		}
-	}
-	return b.String(), nil
+// Plan is what Sync would program: see the function of this name.
+func (d *Datapath) Plan(policy *prefix.Policy, network *route.Snapshot) (string, error) {
+	return Plan(d.opts, policy, network)
 }
 
 // Status is the datapath's part of `status`.

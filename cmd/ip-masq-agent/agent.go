@@ -165,18 +165,13 @@ func dryRun(env environment, o *options, log *slog.Logger, stdout io.Writer) err
 		return fmt.Errorf("read the node's network: %w", err)
 	}
 	defer closeQuietly(network)
-	d, err := env.datapaths[o.datapath].dry(o, log)
-	if err != nil {
-		return fmt.Errorf("plan the %s datapath: %w", o.datapath, err)
-	}
-	defer closeQuietly(d)
 	result, refused := config.Load(o.config)
 	if refused != nil {
 		result.Config = config.Defaults(o.config)
 	}
-	plan, err := d.Plan(result.Config.Policy(o.config.EnableIPv6), network.Snapshot())
+	plan, err := env.datapaths[o.datapath].plan(o, log, result.Config.Policy(o.config.EnableIPv6), network.Snapshot())
 	if err != nil {
-		return fmt.Errorf("plan: %w", err)
+		return fmt.Errorf("plan the %s datapath: %w", o.datapath, err)
 	}
 	if _, err := io.WriteString(stdout, plan); err != nil {
 		return fmt.Errorf("print the plan: %w", err)

@@ -13,6 +13,8 @@ import (
 
 	"ip-masq-agent/internal/agent"
 	"ip-masq-agent/internal/api"
+	"ip-masq-agent/internal/prefix"
+	"ip-masq-agent/internal/route"
 	"ip-masq-agent/iptables"
 	"ip-masq-agent/loader"
 )
@@ -22,8 +24,8 @@ type datapath struct {
 	// open makes it, without effect on packets before its first Sync.
 	open func(*options, *slog.Logger) (agent.Datapath, error)
 
-	// dry makes one that is there to Plan and touches nothing.
-	dry func(*options, *slog.Logger) (agent.Datapath, error)
+	// plan is what a first Sync would program, as text. It touches nothing.
+	plan func(*options, *slog.Logger, *prefix.Policy, *route.Snapshot) (string, error)
 
 	// inspect looks at what an agent left in the kernel, for the time when none
 	// runs. False: nothing is there.
@@ -41,14 +43,14 @@ func datapaths() map[string]datapath {
 	return map[string]datapath{
 		agent.EBPF: {
 			open:    openEBPF,
-			dry:     dryEBPF,
+			plan:    planEBPF,
 			inspect: inspectEBPF,
 			giveWay: cleanupEBPF,
 			cleanup: cleanupEBPF,
 		},
 		agent.IPTables: {
 			open:    openIPTables,
-			dry:     openIPTables,
+			plan:    planIPTables,
 			inspect: inspectIPTables,
 			giveWay: cleanupIPTables,
 			cleanup: cleanupIPTables,
@@ -99,6 +101,15 @@ func openIPTables(o *options, log *slog.Logger) (agent.Datapath, error) {
 	return d, nil
 }
 
+func planIPTables(o *options, log *slog.Logger, policy *prefix.Policy, network *route.Snapshot) (string, error) {
+	d, err := iptables.New(iptablesOptions(o, log))
+	if err != nil {
+		return "", err
+	}
+	defer closeQuietly(d)
+	return d.Plan(policy, network)
+}
+
 func cleanupIPTables(ctx context.Context, o *options, log *slog.Logger) error {
 	return iptables.Cleanup(ctx, iptablesOptions(o, log))
 }
@@ -133,9 +144,9 @@ func openEBPF(o *options, log *slog.Logger) (agent.Datapath, error) {
 	return d, nil
 }
 
-// dryEBPF loads nothing: a plan needs neither programs nor maps.
-func dryEBPF(*options, *slog.Logger) (agent.Datapath, error) {
-	return new(loader.Datapath), nil
+// planEBPF works on any kernel: a plan needs neither programs nor maps.
+func planEBPF(o *options, log *slog.Logger, policy *prefix.Policy, network *route.Snapshot) (string, error) {
+	return loader.Plan(ebpfOptions(o, log), policy, network)
 }
 
 func cleanupEBPF(_ context.Context, o *options, log *slog.Logger) error {

@@ -127,8 +127,8 @@ func TestKernelDryRun(t *testing.T) {
 	for datapath, want := range map[string]string{agent.IPTables: "-A IP-MASQ-AGENT -d 10.0.0.0/8 ", agent.EBPF: "cidr 10.0.0.0/8 keep\n"} {
 		n := newNode(t)
 		got := lab.RunAgent(t, n.Node, n.flags("--dry-run", "--datapath="+datapath)...)
-		if got.Code != exitFine || !strings.Contains(got.Stdout, want) {
-			t.Errorf("%s: got %+v, want %q in it", datapath, got, want)
+		if got.Code != exitFine || !strings.Contains(got.Stdout, want) || strings.Contains(got.Stdout, "::") {
+			t.Errorf("%s: got %+v, want %q and no IPv6 in it", datapath, got, want)
 		}
 		if chain := n.chain(); chain != "" {
 			t.Errorf("%s: it made\n%s", datapath, chain)
