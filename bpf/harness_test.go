@@ -62,6 +62,7 @@ type config struct {
 	passInvalid bool
 	noIPv6      bool
 	ctLookup    bool
+	ctinfo      bool
 	noHeader    bool // the uplink's frames begin with the IP header
 	noAddress   bool // the uplink has no address of its own
 	byRule      bool // addresses come from the address rules
@@ -132,7 +133,7 @@ func spec(t testing.TB, c config) *ebpf.CollectionSpec {
 		MasqVarCfgIpv6:        !c.noIPv6,
 		MasqVarCfgRandomFully: c.randomFully,
 		MasqVarCfgDropInvalid: !c.passInvalid,
-		MasqVarCfgCtinfo:      false,
+		MasqVarCfgCtinfo:      c.ctinfo,
 		MasqVarCfgCtLookup:    c.ctLookup,
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
