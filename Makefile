@@ -74,6 +74,11 @@ demo: ## show both datapaths at work in throw-away namespaces (root; sets itself
 kernels: ## load, attach and translate on Debian's kernels in qemu (root; sets itself up)
 	test/kernels/run
 
+.PHONY: bench
+bench: ## measure syncs beside plain iptables-restore, and decisions (root)
+	test/setup test
+	go test -run '^$$' -bench . -benchtime 2s ./iptables ./internal/prefix ./internal/config
+
 .PHONY: clean
 clean: ## remove what was built
 	rm -rf bin dist .cache
