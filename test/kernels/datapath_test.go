@@ -8,8 +8,10 @@ import (
 	"log/slog"
 	"net/netip"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	"ip-masq-agent/internal/api"
 	"ip-masq-agent/internal/lab"
 	"ip-masq-agent/internal/prefix"
 	"ip-masq-agent/internal/route"
@@ -35,7 +37,9 @@ func TestDatapath(t *testing.T) {
 }
 
 func testLife(t *testing.T, n *node) {
-	n.start(t)
+	status := n.start(t)
+	fact(t, "%s", strings.TrimPrefix(status.Backend.Reason, "--datapath=ebpf; "))
+	showPrograms(t)
 	n.checkPins(t)
 	flows := n.openFlows(t)
 	n.checkTranslations(t, flows)
@@ -71,7 +75,7 @@ func options(t *testing.T) loader.Options {
 }
 
 // start makes the datapath, or takes over the one that is there.
-func (n *node) start(t *testing.T) {
+func (n *node) start(t *testing.T) api.DatapathStatus {
 	t.Helper()
 	err := n.Node.Do(func() (err error) {
 		if n.datapath, err = loader.New(options(t)); err != nil {
@@ -89,7 +93,8 @@ func (n *node) start(t *testing.T) {
 	if len(status.Interfaces) != 1 || status.Interfaces[0].Name != n.Uplinks[0].Name {
 		t.Fatalf("serves %+v, want %s alone", status.Interfaces, n.Uplinks[0].Name)
 	}
-	fact(t, "attach", status.Interfaces[0].Attach)
+	fact(t, "attached by %s", status.Interfaces[0].Attach)
+	return status
 }
 
 // sync runs inside the node's namespace.
