@@ -14,16 +14,14 @@ import (
 	"syscall"
 	"testing"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
 const (
-	ethernetLen   = 14
-	captureBuffer = 64 << 20 // bytes that wait in the kernel while the test is busy
-	keptPayload   = 256      // bytes kept of a TCP segment's payload
-	waitTimeout   = 5 * time.Second
+	ethernetLen = 14
+	keptPayload = 256 // bytes kept of a TCP segment's payload
+	waitTimeout = 5 * time.Second
 )
 
 // Capture holds the IP packets that pass an interface, from its making on.
@@ -39,26 +37,20 @@ type Capture struct {
 	faults   []error
 	tolerant bool
 	changed  chan struct{}
-	frame    []byte
-	control  []byte
+	ring     *ring // nil once the capture is closed
 }
 
 // NewCapture captures on link until the test ends. It then fails the test if
 // a packet was malformed or had a wrong checksum, or if packets were lost.
 func NewCapture(tb testing.TB, link *Link) *Capture {
 	tb.Helper()
-	c := &Capture{
-		link:    link,
-		changed: make(chan struct{}),
-		frame:   make([]byte, 128<<10),
-		control: make([]byte, unix.CmsgSpace(int(unsafe.Sizeof(unix.TpacketAuxdata{})))),
-	}
+	c := &Capture{link: link, changed: make(chan struct{})}
 	if err := link.NS.Do(c.open); err != nil {
 		tb.Fatalf("capture on %s in %s: %v", link.Name, link.NS.name, err)
 	}
 	go func() {
-		_ = c.conn.Read(func(fd uintptr) bool { // ends when the file is closed
-			c.drain(int(fd))
+		_ = c.conn.Read(func(uintptr) bool { // ends when the file is closed
+			c.drain()
 			return false
 		})
 	}()
@@ -76,15 +68,8 @@ func (c *Capture) open() error {
 		return err
 	}
 	c.file = os.NewFile(uintptr(fd), "capture")
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, captureBuffer); err != nil {
-		return fmt.Errorf("set buffer: %w", err)
-	}
-	if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_AUXDATA, 1); err != nil {
-		return fmt.Errorf("ask for auxiliary data: %w", err)
-	}
-	address := &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ALL), Ifindex: c.link.Index}
-	if err := unix.Bind(fd, address); err != nil {
-		return fmt.Errorf("bind: %w", err)
+	if c.ring, err = newRing(fd, c.link.Index); err != nil {
+		return errors.Join(err, c.file.Close())
 	}
 	c.conn, err = c.file.SyscallConn()
 	return err
@@ -98,7 +83,7 @@ func (c *Capture) Packets() []Packet {
 
 // current gives also what is closed when more packets come.
 func (c *Capture) current() ([]Packet, <-chan struct{}) {
-	_ = c.conn.Control(func(fd uintptr) { c.drain(int(fd)) })
+	c.drain()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clip(c.packets), c.changed
@@ -191,19 +176,21 @@ func list(packets []Packet) string {
 }
 
 // drain takes what the kernel holds.
-func (c *Capture) drain(fd int) {
+func (c *Capture) drain() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.ring == nil {
+		return
+	}
 	before := len(c.packets)
 	for {
-		n, controlLen, _, from, err := unix.Recvmsg(fd, c.frame, c.control, unix.MSG_DONTWAIT|unix.MSG_TRUNC)
-		if err == unix.EINTR {
-			continue
-		}
+		more, err := c.ring.take(c.record)
 		if err != nil {
+			c.fault(err)
+		}
+		if !more {
 			break
 		}
-		c.record(min(n, len(c.frame)), controlLen, from)
 	}
 	if len(c.packets) != before {
 		close(c.changed)
@@ -211,19 +198,16 @@ func (c *Capture) drain(fd int) {
 	}
 }
 
-func (c *Capture) record(n, controlLen int, from unix.Sockaddr) {
-	if n < ethernetLen {
+func (c *Capture) record(f frame) {
+	if len(f.bytes) < ethernetLen {
 		return
 	}
-	kind := binary.BigEndian.Uint16(c.frame[12:])
+	kind := binary.BigEndian.Uint16(f.bytes[12:])
 	if kind != unix.ETH_P_IP && kind != unix.ETH_P_IPV6 {
 		return
 	}
-	p, err := Parse(c.frame[ethernetLen:n])
-	if link, ok := from.(*unix.SockaddrLinklayer); ok {
-		p.Outgoing = link.Pkttype == unix.PACKET_OUTGOING
-	}
-	p.Partial = checksumNotReady(c.control[:controlLen])
+	p, err := Parse(f.bytes[ethernetLen:])
+	p.At, p.Outgoing, p.Partial = f.at, f.outgoing, f.partial
 	if err == nil {
 		err = p.verifyChecksums(!c.link.offloads)
 	}
@@ -247,41 +231,29 @@ func (p *Packet) detach() Packet {
 		raw = raw[:len(raw)-cut]
 	}
 	kept, _ := parse(slices.Clone(raw), true)
-	kept.At, kept.Outgoing, kept.Partial = time.Now(), p.Outgoing, p.Partial
+	kept.At, kept.Outgoing, kept.Partial = p.At, p.Outgoing, p.Partial
 	return kept
 }
 
-// checksumNotReady finds TP_STATUS_CSUMNOTREADY in a packet's auxiliary data.
-func checksumNotReady(control []byte) bool {
-	messages, err := unix.ParseSocketControlMessage(control)
-	if err != nil {
-		return false
-	}
-	for _, m := range messages {
-		if m.Header.Level == unix.SOL_PACKET && m.Header.Type == unix.PACKET_AUXDATA && len(m.Data) >= 4 {
-			return binary.NativeEndian.Uint32(m.Data)&unix.TP_STATUS_CSUMNOTREADY != 0
-		}
-	}
-	return false
-}
-
 func (c *Capture) close() error {
-	var errs []error
-	_ = c.conn.Control(func(fd uintptr) {
-		c.drain(int(fd))
-		stats, err := unix.GetsockoptTpacketStats(int(fd), unix.SOL_PACKET, unix.PACKET_STATISTICS)
-		switch {
-		case err != nil:
-			errs = append(errs, fmt.Errorf("read statistics: %w", err))
-		case stats.Drops > 0:
-			errs = append(errs, fmt.Errorf("%d packets were lost", stats.Drops))
-		}
-	})
-	errs = append(errs, c.file.Close())
+	c.drain()
+	errs := []error{c.closeRing(), c.file.Close()} // Close waits for the reader, who may wait for mu
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.tolerant {
 		errs = append(errs, c.faults...)
 	}
 	return errors.Join(errs...)
+}
+
+func (c *Capture) closeRing() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	lost, err := c.ring.lost()
+	if lost > 0 {
+		err = fmt.Errorf("%d packets were lost", lost)
+	}
+	err = errors.Join(err, c.ring.close())
+	c.ring = nil
+	return err
 }
