@@ -36,9 +36,10 @@ static __always_inline __be32 next_hop_v4(struct __sk_buff *skb,
 
 	ret = bpf_fib_lookup(skb, &fib, sizeof(fib), BPF_FIB_LOOKUP_OUTPUT);
 	/* The neighbour and the MTU are somebody else's business. */
-	if (ret == BPF_FIB_LKUP_RET_SUCCESS ||
-	    ret == BPF_FIB_LKUP_RET_NO_NEIGH ||
-	    ret == BPF_FIB_LKUP_RET_FRAG_NEEDED)
+	if ((ret == BPF_FIB_LKUP_RET_SUCCESS ||
+	     ret == BPF_FIB_LKUP_RET_NO_NEIGH ||
+	     ret == BPF_FIB_LKUP_RET_FRAG_NEEDED) &&
+	    fib.family == AF_INET) /* not an IPv6 gateway (RFC 5549) */
 		return fib.ipv4_dst;
 	return pkt->tuple.v4.daddr;
 }
@@ -135,11 +136,13 @@ static __always_inline bool random_port(const struct port_pool *pool,
  * The n-th port to try: the original one first, unless it may not be had, then
  * fresh random ones. A walk to the next port would cluster.
  */
-static __always_inline bool candidate(const struct packet *pkt,
+static __always_inline bool candidate(const struct scratch *s,
 				      const enum family family,
 				      const struct port_pool *pool, __u32 n,
 				      __be16 *port)
 {
+	const struct packet *pkt = &s->packet;
+	bool keep = !n && (!cfg_random_fully || has_own_address(s, family));
 	__be16 original = port_of(&pkt->tuple, family, SIDE_SOURCE);
 	__u16 wanted = bpf_ntohs(original);
 
@@ -147,12 +150,11 @@ static __always_inline bool candidate(const struct packet *pkt,
 	if (!port_can_change(pkt, family))
 		return n == 0;
 	if (is_icmp(pkt, family)) {
-		if (n || cfg_random_fully)
+		if (!keep)
 			*port = bpf_get_prandom_u32();
 		return true;
 	}
-	if (n == 0 && !cfg_random_fully &&
-	    pool->allowed[wanted >> 6] & 1ULL << (wanted & 63))
+	if (keep && pool->allowed[wanted >> 6] & 1ULL << (wanted & 63))
 		return true;
 	return random_port(pool, wanted, port);
 }
@@ -252,14 +254,24 @@ static __always_inline bool reclaim(struct scratch *s, const enum family family,
 {
 	__u64 now = bpf_ktime_get_ns();
 	struct flow *flow;
+	__u64 last_seen;
 
 	if (!find_origin(&s->reply, family, &s->origin))
 		return true;
 	flow = find_flow(&s->origin, family);
 	/* No flow yet: somebody is between the two inserts. */
-	if (!flow || (alive(flow, now) && !may_take_over(&s->packet, flow, n)))
+	if (!flow)
 		return false;
-	return end_flow(flow, flow->last_seen, &s->origin, family);
+	/* The flow has another outside tuple by now: this one is nobody's. */
+	if (!owns(flow, &s->reply, family)) {
+		delete_reverse(&s->reply, family);
+		return true;
+	}
+	last_seen = flow->last_seen;
+	if (alive_since(flow, last_seen, now) &&
+	    !may_take_over(&s->packet, flow, n))
+		return false;
+	return end_flow(flow, last_seen, &s->origin, family);
 }
 
 /* How an attempt at one candidate ended. */
@@ -281,7 +293,7 @@ static __always_inline enum attempt attempt(struct __sk_buff *skb,
 	long err;
 
 	pool = bpf_map_lookup_elem(&port_pool, &zero);
-	if (!s || !pool || !candidate(&s->packet, family, pool, n, &port))
+	if (!s || !pool || !candidate(s, family, pool, n, &port))
 		return ATTEMPT_OVER;
 	reply_tuple(&s->packet.tuple, &s->addr, port, family, &s->reply);
 	if (taken_by_node(skb, &s->reply, s->packet.proto, family))
@@ -349,6 +361,7 @@ static __always_inline enum verdict open_flow(struct __sk_buff *skb,
 		.ifindex = skb->ifindex,
 		.state = first_state(pkt, family),
 		.tcp_end = pkt->tcp_end,
+		.tcp_ack = pkt->tcp_ack,
 	};
 	enum verdict verdict;
 	struct flow *winner;

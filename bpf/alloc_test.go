@@ -10,9 +10,12 @@ import (
 	"time"
 )
 
-// podNumber is one of very many pods.
-func (h hosts) podNumber(n int) netip.Addr {
-	octets := h.pod.As16()
+// podNumber is one of very many pods, remoteNumber one of many remotes.
+func (h hosts) podNumber(n int) netip.Addr    { return numbered(h.pod, n) }
+func (h hosts) remoteNumber(n int) netip.Addr { return numbered(h.remote, n) }
+
+func numbered(a netip.Addr, n int) netip.Addr {
+	octets := a.As16()
 	octets[13], octets[14], octets[15] = byte(n>>16)+1, byte(n>>8), byte(n)
 	return netip.AddrFrom16(octets).Unmap()
 }
@@ -108,12 +111,12 @@ func TestPortClasses(t *testing.T) {
 func TestRandomFullyKeepsNoPort(t *testing.T) {
 	d := borrow(t, config{randomFully: true})
 	for _, h := range families {
-		for name, make := range map[string]func(n uint16) packet{
-			"UDP":  func(n uint16) packet { return udp(h.pod, 40000, h.remote, n) },
-			"echo": func(n uint16) packet { return h.ping(h.podNumber(int(n)), h.remote, 40000) },
+		for name, make := range map[string]func(n int) packet{
+			"UDP":  func(n int) packet { return udp(h.pod, 40000, h.remoteNumber(n), 53) },
+			"echo": func(n int) packet { return h.ping(h.pod, h.remoteNumber(n), 40000) },
 		} {
 			kept := 0
-			for n := range uint16(64) {
+			for n := range 64 {
 				if d.outsidePort(make(n)) == 40000 {
 					kept++
 				}

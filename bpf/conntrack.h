@@ -13,8 +13,13 @@
  * The parts of kernel types that are read; CO-RE finds where they are. The
  * names are the kernel's.
  */
+struct net_device {
+	const unsigned char *dev_addr;
+} __attribute__((preserve_access_index));
+
 struct sk_buff {
 	unsigned long _nfct;
+	struct net_device *dev;
 } __attribute__((preserve_access_index));
 
 struct nf_conn {
@@ -62,6 +67,44 @@ static __always_inline __u32 sock_tuple_size(const enum family family)
 	struct bpf_sock_tuple *t;
 
 	return family == FAMILY_V4 ? sizeof(t->ipv4) : sizeof(t->ipv6);
+}
+
+/* The MAC that the device has now. The agent's copy may be a moment late. */
+static __always_inline bool device_mac(struct __sk_buff *skb, __u8 *mac)
+{
+	struct sk_buff *kernel;
+
+	if (!cfg_ctinfo)
+		return false;
+	kernel = bpf_cast_to_kern_ctx(skb);
+	return !bpf_probe_read_kernel(mac, ETH_ALEN, kernel->dev->dev_addr);
+}
+
+static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
+{
+	for (int i = 0; i < ETH_ALEN; i++)
+		if (a[i] != b[i])
+			return false;
+	return true;
+}
+
+/*
+ * macvlan children of an uplink send through its egress hook, past the node's
+ * netfilter: their frames have a MAC of their own.
+ */
+static __always_inline bool foreign_source_mac(struct __sk_buff *skb,
+					       const struct uplink *uplink)
+{
+	__u8 mac[ETH_ALEN], now[ETH_ALEN];
+
+	if (!(uplink->flags & UPLINK_ETHERNET))
+		return false;
+	if (bpf_skb_load_bytes(skb, offsetof(struct ethhdr, h_source), mac,
+			       sizeof(mac)))
+		return false;
+	if (same_mac(mac, uplink->mac))
+		return false;
+	return !device_mac(skb, now) || !same_mac(mac, now);
 }
 
 static __always_inline enum conntrack_view ctinfo_view(struct __sk_buff *skb)
@@ -188,7 +231,8 @@ static __always_inline bool note_inbound(const struct packet *pkt,
 	mirror(&pkt->tuple, &reply, family);
 	known = find_inbound(&reply, family);
 	if (known) {
-		known->last_seen = now;
+		if ((__s64)(now - known->last_seen) >= (__s64)NSEC_PER_SEC)
+			known->last_seen = now;
 		return true;
 	}
 	if (family == FAMILY_V4)

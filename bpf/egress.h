@@ -14,12 +14,19 @@
 #include "stats.h"
 #include "talker.h"
 
-/* Gives the packet what its flow has. */
+/* Gives the packet what its flow has: the node's own may have it already. */
 static __always_inline enum verdict
 translate_source(struct __sk_buff *skb, const struct packet *pkt,
 		 const enum family family, const union address *addr,
 		 __be16 port, enum verdict verdict)
 {
+	union address src;
+
+	source(pkt, family, &src);
+	if (same_address(&src, addr, family) &&
+	    port == port_of(&pkt->tuple, family, SIDE_SOURCE))
+		return verdict == VERDICT_OPENED ? VERDICT_NODE_OPENED :
+						   VERDICT_KEEP_NODE;
 	if (rewrite(skb, pkt, family, SIDE_SOURCE, addr, port))
 		return VERDICT_DROP_UNSUPPORTED;
 	return verdict;
@@ -37,6 +44,7 @@ static __always_inline enum verdict existing_flow(struct __sk_buff *skb,
 {
 	union address addr;
 	struct flow *flow;
+	__u64 last_seen;
 	__be16 port;
 
 	if (!(pkt->flags & PACKET_PORTS) || pkt->flags & PACKET_REPLY)
@@ -44,8 +52,13 @@ static __always_inline enum verdict existing_flow(struct __sk_buff *skb,
 	flow = find_flow(&pkt->tuple, family);
 	if (!flow)
 		return VERDICT_UNDECIDED;
-	if (!alive(flow, now) || flow->ifindex != skb->ifindex) {
-		end_flow(flow, flow->last_seen, &pkt->tuple, family);
+	last_seen = flow->last_seen;
+	if (!alive_since(flow, last_seen, now)) {
+		end_flow(flow, last_seen, &pkt->tuple, family);
+		return VERDICT_UNDECIDED;
+	}
+	if (flow->ifindex != skb->ifindex) {
+		end_flow(flow, LAST_SEEN_ANY, &pkt->tuple, family);
 		return VERDICT_UNDECIDED;
 	}
 	nat_address(flow, family, &addr);
@@ -56,16 +69,6 @@ static __always_inline enum verdict existing_flow(struct __sk_buff *skb,
 				VERDICT_TRANSLATED);
 }
 
-/* Whether the packet's source is what MASQUERADE would pick. */
-static __always_inline bool has_own_address(const struct scratch *s,
-					    const enum family family)
-{
-	union address src;
-
-	source(&s->packet, family, &src);
-	return s->usable && same_address(&src, &s->addr, family);
-}
-
 /*
  * Whether a packet of the node's own has an outside tuple that a pod's flow
  * holds: then it is moved, as netfilter does.
@@ -74,15 +77,11 @@ static __always_inline bool clashes(struct scratch *s, const enum family family,
 				    __u64 now)
 {
 	const struct packet *pkt = &s->packet;
-	struct flow *flow;
 
 	if (!(pkt->flags & PACKET_PORTS) || pkt->flags & PACKET_REPLY)
 		return false;
 	mirror(&pkt->tuple, &s->reply, family);
-	if (!find_origin(&s->reply, family, &s->origin))
-		return false;
-	flow = find_flow(&s->origin, family);
-	return flow && alive(flow, now);
+	return flow_of_reply(&s->reply, &s->origin, family, now);
 }
 
 /*
@@ -198,6 +197,18 @@ __noinline int error_leaves_v6(struct __sk_buff *skb)
 	return icmp_error_egress(skb, FAMILY_V6);
 }
 
+/*
+ * Whether a tuple of the node's own is safe from pods without an entry: ports
+ * of TCP and UDP are looked up among its sockets. Anything else of the node's
+ * has to take its place like a pod's, or a pod could have it.
+ */
+static __always_inline bool has_sockets(const struct packet *pkt,
+					const enum family family)
+{
+	return pkt->proto == IPPROTO_TCP || pkt->proto == IPPROTO_UDP ||
+	       !(pkt->flags & PACKET_PORTS) || !may_open(pkt, family);
+}
+
 /* The node's own packets that have the address they should have. */
 static __always_inline bool nodes_own(struct __sk_buff *skb, struct scratch *s,
 				      const enum family family,
@@ -205,7 +216,8 @@ static __always_inline bool nodes_own(struct __sk_buff *skb, struct scratch *s,
 {
 	s->usable =
 		masquerade_address(skb, &s->packet, family, uplink, &s->addr);
-	return has_own_address(s, family) && !clashes(s, family, now);
+	return has_own_address(s, family) && has_sockets(&s->packet, family) &&
+	       !clashes(s, family, now);
 }
 
 #endif

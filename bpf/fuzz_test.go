@@ -138,7 +138,7 @@ func (d *datapath) holdProperties(direction MasqDirection, ip []byte) {
 	if changed && whole(ip) && !whole(out) {
 		d.Errorf("%s broke a checksum: %x became %x", verdictName(got.verdict), ip, out)
 	}
-	if got.verdict == opened {
+	if got.verdict == opened || got.verdict == nodeOpened {
 		flows++
 	}
 	// A flow may also end: a RST does not, but another uplink's would.

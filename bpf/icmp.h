@@ -221,10 +221,8 @@ static __always_inline enum verdict icmp_error_ingress(struct __sk_buff *skb,
 	if (s->quote.flags & PACKET_REPLY)
 		return VERDICT_UNDECIDED;
 	mirror(&s->quote.tuple, &s->reply, family);
-	if (!find_origin(&s->reply, family, &s->origin))
-		return VERDICT_UNDECIDED;
-	flow = find_flow(&s->origin, family);
-	if (!flow || !alive(flow, now))
+	flow = flow_of_reply(&s->reply, &s->origin, family, now);
+	if (!flow)
 		return VERDICT_UNDECIDED;
 	/* Pods must not be talked out of their route (nf_nat_core.c). */
 	if (family == FAMILY_V4 && s->packet.icmp_type == ICMP_REDIRECT)

@@ -172,14 +172,14 @@ func TestErrorsAndFlows(t *testing.T) {
 			}
 		}},
 		{name: "left alone about a later fragment", trap: 18, steps: func(h hosts) []step {
-			p := udp(h.pod, 40000, h.remote, 53).withBody(make([]byte, 1600))
-			outside := p.from(h.node, 40000)
-			later := fragment{id: 9, offset: 185 * 8}
+			p := udp(h.pod, 40000, h.remote, 53).withBody(large(1600))
+			outside, reply := p.from(h.node, 40000), p.reply().withBody(large(1602)[2:])
+			later := fragment{id: 9, offset: 185 * 8} // begins as the flow's header does
 			return []step{
 				leaves(p, opened, outside),
 				arrives(h.icmpError(h.router, h.node, h.exceeded, 1, outside.withFrag(later), -1), noFlow),
-				leaves(h.icmpError(h.pod, h.remote, h.exceeded, 1, p.reply().withFrag(later), -1), dropInvalid),
-				leaves(h.icmpError(h.node, h.remote, h.exceeded, 1, p.reply().withFrag(later), -1), keepNode),
+				leaves(h.icmpError(h.pod, h.remote, h.exceeded, 1, reply.withFrag(later), -1), dropInvalid),
+				leaves(h.icmpError(h.node, h.remote, h.exceeded, 1, reply.withFrag(later), -1), keepNode),
 			}
 		}},
 		{name: "translated about a first fragment", trap: 18, steps: func(h hosts) []step {
@@ -208,6 +208,16 @@ func TestErrorsAndFlows(t *testing.T) {
 				arrives(p, inbound),
 				leaves(h.icmpError(h.pod, h.remote, h.unreachable, 3, p, 8), keepReply),
 				leaves(h.icmpError(h.podB, h.remote, h.unreachable, 3, p.to(h.podB, 53), 8), dropInvalid),
+			}
+		}},
+		{name: "kept about a ping from outside that mirrors one of the pod's", trap: 20, steps: func(h hosts) []step {
+			id := uint16(h.echo) // makes the tuple its own mirror
+			p, q := h.ping(h.pod, h.remote, id), h.ping(h.remote, h.pod, id)
+			return []step{
+				leaves(p, opened, p.from(h.node, id)),
+				arrives(q, inbound),
+				leaves(h.icmpError(h.pod, h.remote, h.exceeded, 1, q, -1), keepReply),
+				arrives(h.icmpError(h.router, h.node, h.exceeded, 0, h.pong(h.node, h.remote, id), -1), noFlow),
 			}
 		}},
 		{name: "kept about a connection to a secondary address", trap: 19, steps: func(h hosts) []step {

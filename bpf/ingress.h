@@ -48,6 +48,8 @@ static __always_inline enum verdict reply_of_flow(struct __sk_buff *skb,
 {
 	const struct packet *pkt = &s->packet;
 	struct flow *flow;
+	union address dst;
+	__be16 port;
 
 	if (pkt->flags & PACKET_QUERY)
 		return VERDICT_UNDECIDED;
@@ -55,15 +57,18 @@ static __always_inline enum verdict reply_of_flow(struct __sk_buff *skb,
 		return pkt->flags & PACKET_LATER ?
 			       early_fragment(skb, pkt, family, now) :
 			       VERDICT_UNDECIDED;
-	if (!find_origin(&pkt->tuple, family, &s->origin))
-		return VERDICT_UNDECIDED;
-	flow = find_flow(&s->origin, family);
-	if (!flow || !alive(flow, now))
+	flow = flow_of_reply(&pkt->tuple, &s->origin, family, now);
+	if (!flow)
 		return VERDICT_UNDECIDED;
 	refresh(flow, pkt, now, DIRECTION_INGRESS);
 	tuple_source(&s->origin, family, &s->addr);
-	if (rewrite(skb, pkt, family, SIDE_DESTINATION, &s->addr,
-		    port_of(&s->origin, family, SIDE_SOURCE)))
+	port = port_of(&s->origin, family, SIDE_SOURCE);
+	destination(pkt, family, &dst);
+	/* The node's own: see has_sockets(). */
+	if (same_address(&dst, &s->addr, family) &&
+	    port == port_of(&pkt->tuple, family, SIDE_DESTINATION))
+		return VERDICT_NO_FLOW;
+	if (rewrite(skb, pkt, family, SIDE_DESTINATION, &s->addr, port))
 		return VERDICT_DROP_UNSUPPORTED;
 	return VERDICT_TRANSLATED;
 }

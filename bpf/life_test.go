@@ -246,3 +246,41 @@ func TestLastSeenIsWrittenOnceASecond(t *testing.T) {
 		})
 	}
 }
+
+// Who knows a session's addresses and ports, but not where it is, cannot end it.
+func TestBlindSegmentsEndNothing(t *testing.T) {
+	d := borrow(t, config{randomFully: true})
+	for _, h := range families {
+		for _, flags := range []string{"R", "RA", "FA"} {
+			for name, tt := range map[string]struct {
+				seq  uint32
+				ends bool
+			}{
+				"where the pod waits": {5001, true},
+				"in the window":       {5001 + 60000, true},
+				"behind":              {5001 - 4000, false},
+				"far ahead":           {5001 + 3<<20, false},
+			} {
+				t.Run(fmt.Sprint(h, " ", flags, " ", name), func(t *testing.T) {
+					d.forget(t, config{randomFully: true})
+					p := tcp(h.pod, 40000, h.remote, 80, "S")
+					out := d.open(p)
+					in := func(flags string, seq uint32) step {
+						sent, got := out.withFlags(flags).reply(), p.withFlags(flags).reply()
+						sent.seq, got.seq = seq, seq
+						return arrives(sent, translated, got)
+					}
+					d.take("synack", in("SA", 5000))
+					acked, ackedOut := p.withFlags("A"), out.withFlags("A")
+					acked.ack, ackedOut.ack = 5001, 5001
+					d.take("ack", leaves(acked, translated, ackedOut))
+					d.take("the end", in(flags, tt.seq))
+					state := d.flows()[p.tuple()].state
+					if ended := state != MasqFlowStateFLOW_TCP_ESTABLISHED; ended != tt.ends {
+						t.Errorf("state %v, ends %t, want %t", state, ended, tt.ends)
+					}
+				})
+			}
+		}
+	}
+}

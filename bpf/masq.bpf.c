@@ -6,6 +6,7 @@
  * uplink. Read egress_verdict() and ingress_verdict() first.
  */
 
+#include "conntrack.h"
 #include "egress.h"
 #include "frag.h"
 #include "ingress.h"

@@ -46,7 +46,7 @@ enum direction {
 };
 
 /*
- * The fate of a packet. Every packet gets exactly one, and each is counted
+ * The fate of a packet. Every IP packet gets exactly one, and each is counted
  * per direction and family.
  */
 enum verdict {
@@ -57,7 +57,8 @@ enum verdict {
 	VERDICT_EXEMPT, /* multicast, broadcast, link scope, DHCP, NDP, MLD */
 	VERDICT_FOREIGN, /* a macvlan child's or a VLAN's, which only crosses */
 	VERDICT_KEEP_CIDR, /* destination in a non-masquerade CIDR */
-	VERDICT_KEEP_NODE, /* the node's own, with the address it should have */
+	VERDICT_KEEP_NODE, /* the node's own, with the tuple it should have */
+	VERDICT_NODE_OPENED, /* its first of a kind that no socket guards */
 	VERDICT_KEEP_REPLY, /* of a connection that was opened from outside */
 	VERDICT_KEEP_DRAINING, /* of a flow older than its CIDR's removal */
 	VERDICT_PASS_INVALID, /* cannot open a flow; --invalid=pass */
@@ -166,8 +167,9 @@ struct flow {
 	__u8 state; /* enum flow_state */
 	__u8 dying; /* being deleted: nobody may use it any more */
 	__u32 tcp_end; /* sequence number after the newest byte sent */
+	__u32 tcp_ack; /* newest byte acknowledged; 0: none yet */
 	__u8 replied;
-	__u8 pad[3];
+	__u8 pad[7];
 };
 
 /* A translated flow. The lock decides who deletes it, nothing else. */
@@ -344,9 +346,9 @@ struct sweep_request {
 _Static_assert(sizeof(struct sweep_request) == 20, "padding");
 _Static_assert(sizeof(struct tuple_v4) == 16, "padding");
 _Static_assert(sizeof(struct tuple_v6) == 40, "padding");
-_Static_assert(sizeof(struct flow) == 32, "padding");
-_Static_assert(sizeof(struct mapping_v4) == 40, "padding");
-_Static_assert(sizeof(struct mapping_v6) == 56, "padding");
+_Static_assert(sizeof(struct flow) == 40, "padding");
+_Static_assert(sizeof(struct mapping_v4) == 48, "padding");
+_Static_assert(sizeof(struct mapping_v6) == 64, "padding");
 _Static_assert(sizeof(struct reverse_v4) == 8, "padding");
 _Static_assert(sizeof(struct reverse_v6) == 20, "padding");
 _Static_assert(sizeof(struct fragment_key_v4) == 16, "padding");

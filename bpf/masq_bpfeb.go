@@ -163,8 +163,9 @@ type MasqMappingV4 struct {
 		State    uint8
 		Dying    uint8
 		TcpEnd   uint32
+		TcpAck   uint32
 		Replied  uint8
-		Pad      [3]uint8
+		Pad      [7]uint8
 	}
 	NatAddr uint32
 	Lock    struct {
@@ -184,8 +185,9 @@ type MasqMappingV6 struct {
 		State    uint8
 		Dying    uint8
 		TcpEnd   uint32
+		TcpAck   uint32
 		Replied  uint8
-		Pad      [3]uint8
+		Pad      [7]uint8
 	}
 	NatAddr [4]uint32
 	Lock    struct {
@@ -248,7 +250,9 @@ type MasqScratch struct {
 		L3            uint32
 		L4            uint32
 		FragmentId    uint32
+		TcpSeq        uint32
 		TcpEnd        uint32
+		TcpAck        uint32
 		Proto         uint8
 		FragmentProto uint8
 		Flags         uint8
@@ -267,7 +271,9 @@ type MasqScratch struct {
 		L3            uint32
 		L4            uint32
 		FragmentId    uint32
+		TcpSeq        uint32
 		TcpEnd        uint32
+		TcpAck        uint32
 		Proto         uint8
 		FragmentProto uint8
 		Flags         uint8
@@ -294,7 +300,7 @@ type MasqScratch struct {
 	Port   uint16
 	Usable bool
 	_      [5]byte
-	Told   uint64
+	Told   [21]uint64
 }
 
 type MasqSweepRequest struct {
@@ -383,22 +389,23 @@ const (
 	MasqVerdictVERDICT_FOREIGN             MasqVerdict = 3
 	MasqVerdictVERDICT_KEEP_CIDR           MasqVerdict = 4
 	MasqVerdictVERDICT_KEEP_NODE           MasqVerdict = 5
-	MasqVerdictVERDICT_KEEP_REPLY          MasqVerdict = 6
-	MasqVerdictVERDICT_KEEP_DRAINING       MasqVerdict = 7
-	MasqVerdictVERDICT_PASS_INVALID        MasqVerdict = 8
-	MasqVerdictVERDICT_NO_FLOW             MasqVerdict = 9
-	MasqVerdictVERDICT_INBOUND             MasqVerdict = 10
-	MasqVerdictVERDICT_TRANSLATED          MasqVerdict = 11
-	MasqVerdictVERDICT_OPENED              MasqVerdict = 12
-	MasqVerdictVERDICT_ICMP_ERROR          MasqVerdict = 13
-	MasqVerdictVERDICT_DROP_PORT_EXHAUSTED MasqVerdict = 14
-	MasqVerdictVERDICT_DROP_TABLE_FULL     MasqVerdict = 15
-	MasqVerdictVERDICT_DROP_FRAGMENT       MasqVerdict = 16
-	MasqVerdictVERDICT_DROP_INVALID        MasqVerdict = 17
-	MasqVerdictVERDICT_DROP_UNSUPPORTED    MasqVerdict = 18
-	MasqVerdictVERDICT_DROP_NO_ADDRESS     MasqVerdict = 19
-	MasqVerdictVERDICT_COUNT               MasqVerdict = 20
-	MasqVerdictVERDICT_DROP_FIRST          MasqVerdict = 14
+	MasqVerdictVERDICT_NODE_OPENED         MasqVerdict = 6
+	MasqVerdictVERDICT_KEEP_REPLY          MasqVerdict = 7
+	MasqVerdictVERDICT_KEEP_DRAINING       MasqVerdict = 8
+	MasqVerdictVERDICT_PASS_INVALID        MasqVerdict = 9
+	MasqVerdictVERDICT_NO_FLOW             MasqVerdict = 10
+	MasqVerdictVERDICT_INBOUND             MasqVerdict = 11
+	MasqVerdictVERDICT_TRANSLATED          MasqVerdict = 12
+	MasqVerdictVERDICT_OPENED              MasqVerdict = 13
+	MasqVerdictVERDICT_ICMP_ERROR          MasqVerdict = 14
+	MasqVerdictVERDICT_DROP_PORT_EXHAUSTED MasqVerdict = 15
+	MasqVerdictVERDICT_DROP_TABLE_FULL     MasqVerdict = 16
+	MasqVerdictVERDICT_DROP_FRAGMENT       MasqVerdict = 17
+	MasqVerdictVERDICT_DROP_INVALID        MasqVerdict = 18
+	MasqVerdictVERDICT_DROP_UNSUPPORTED    MasqVerdict = 19
+	MasqVerdictVERDICT_DROP_NO_ADDRESS     MasqVerdict = 20
+	MasqVerdictVERDICT_COUNT               MasqVerdict = 21
+	MasqVerdictVERDICT_DROP_FIRST          MasqVerdict = 15
 )
 
 // Names of all BPF objects in the ELF.

@@ -93,6 +93,25 @@ static __always_inline __u8 tcp_state(const struct packet *pkt, __u8 state,
 	return tcp_next[direction][tcp_event(pkt)][state];
 }
 
+/* The most that a window can be (RFC 7323 section 2.3: 2^30) is far too much to
+ * guess in; what is really open is seldom more than this. */
+#define TCP_WINDOW (1U << 20)
+
+/*
+ * Whether a segment from outside can end the connection: at the place where the
+ * pod waits for the next byte, or in the window behind it. Somebody who knows
+ * the addresses and ports but not that place must not end it (RFC 5961).
+ */
+static __always_inline bool believable_end(const struct flow *flow,
+					   const struct packet *pkt)
+{
+	if (!(pkt->tcp_flags & (TCP_FLAG_FIN_BIT | TCP_FLAG_RST_BIT)))
+		return true;
+	if (!flow->tcp_ack || flow->state == FLOW_TCP_SYN_SENT)
+		return true;
+	return pkt->tcp_end - flow->tcp_ack + 1 <= TCP_WINDOW;
+}
+
 static __always_inline __u8 first_state(const struct packet *pkt,
 					const enum family family)
 {
@@ -113,10 +132,13 @@ static __always_inline __u8 next_state(const struct flow *flow,
 				       const struct packet *pkt, __u64 now,
 				       const enum direction direction)
 {
-	if (pkt->proto == IPPROTO_TCP)
-		return pkt->flags & PACKET_LATER ?
-			       flow->state :
-			       tcp_state(pkt, flow->state, direction);
+	if (pkt->proto == IPPROTO_TCP) {
+		if (pkt->flags & PACKET_LATER ||
+		    (direction == DIRECTION_INGRESS &&
+		     !believable_end(flow, pkt)))
+			return flow->state;
+		return tcp_state(pkt, flow->state, direction);
+	}
 	if (flow->state == FLOW_UDP && flow->replied &&
 	    (__s64)(now - flow->created) > (__s64)UDP_STREAM_AGE)
 		return FLOW_UDP_STREAM;
@@ -136,15 +158,35 @@ static __always_inline __u64 timeout(const struct flow *flow)
  * A flow past its time is dead at once, whether or not somebody came to take
  * it away: lookups ignore it and its outside tuple may be given to another.
  */
-static __always_inline bool alive(const struct flow *flow, __u64 now)
+static __always_inline bool alive_since(const struct flow *flow,
+					__u64 last_seen, __u64 now)
 {
-	__s64 idle = now - flow->last_seen;
+	__s64 idle = now - last_seen;
 
 	if (flow->dying)
 		return false;
 	if (idle < (__s64)LAST_SEEN_GRANULARITY)
 		return true;
 	return idle < (__s64)(timeout(flow) + LAST_SEEN_GRANULARITY);
+}
+
+static __always_inline bool alive(const struct flow *flow, __u64 now)
+{
+	return alive_since(flow, flow->last_seen, now);
+}
+
+/* How far a pod's side of a connection is. Late segments change nothing. */
+static __always_inline void note_sequence(struct flow *flow,
+					  const struct packet *pkt)
+{
+	if ((__s32)(pkt->tcp_end - flow->tcp_end) > 0 ||
+	    pkt->tcp_flags == TCP_FLAG_SYN_BIT)
+		flow->tcp_end = pkt->tcp_end;
+	if (pkt->tcp_flags == TCP_FLAG_SYN_BIT)
+		flow->tcp_ack = 0;
+	else if (pkt->tcp_ack &&
+		 (!flow->tcp_ack || (__s32)(pkt->tcp_ack - flow->tcp_ack) > 0))
+		flow->tcp_ack = pkt->tcp_ack;
 }
 
 /*
@@ -166,7 +208,7 @@ static __always_inline bool refresh(struct flow *flow, const struct packet *pkt,
 		flow->last_seen = now;
 	}
 	if (direction == DIRECTION_EGRESS && pkt->proto == IPPROTO_TCP)
-		flow->tcp_end = pkt->tcp_end;
+		note_sequence(flow, pkt);
 	return due;
 }
 
@@ -241,6 +283,40 @@ reply_tuple(const union tuple *tuple, const union address *nat_addr,
 	}
 }
 
+/* Whether a flow has the outside tuple that replies come in with. */
+static __always_inline bool owns(const struct flow *flow,
+				 const union tuple *reply,
+				 const enum family family)
+{
+	union address nat_addr, dst;
+
+	nat_address(flow, family, &nat_addr);
+	if (family == FAMILY_V4)
+		dst.v4 = reply->v4.daddr;
+	else
+		__builtin_memcpy(dst.v6, reply->v6.daddr, 16);
+	return flow->nat_port == port_of(reply, family, SIDE_DESTINATION) &&
+	       same_address(&nat_addr, &dst, family);
+}
+
+/*
+ * The live flow that a reply belongs to, and in origin the tuple that its pod
+ * sends. NULL: none.
+ */
+static __always_inline struct flow *flow_of_reply(const union tuple *reply,
+						  union tuple *origin,
+						  const enum family family,
+						  __u64 now)
+{
+	struct flow *flow;
+
+	if (!find_origin(reply, family, origin))
+		return NULL;
+	flow = find_flow(origin, family);
+	return flow && owns(flow, reply, family) && alive(flow, now) ? flow :
+								       NULL;
+}
+
 static __always_inline void delete_reverse(const union tuple *reply,
 					   const enum family family)
 {
@@ -259,6 +335,9 @@ static __always_inline void delete_flow(const union tuple *tuple,
 		bpf_map_delete_elem(&flows_v6, &tuple->v6);
 }
 
+/* Ends a flow whenever it was last seen. */
+#define LAST_SEEN_ANY (~0ULL)
+
 /*
  * Marks a flow as dying if its last_seen is still what the caller judged it
  * by. True for exactly one caller: it owns the deletion. This is the whole use
@@ -274,7 +353,8 @@ static __always_inline bool mark_dying(struct flow *flow, __u64 last_seen,
 		struct mapping_v4 *m = (struct mapping_v4 *)flow;
 
 		bpf_spin_lock(&m->lock);
-		mine = !m->flow.dying && m->flow.last_seen == last_seen;
+		mine = !m->flow.dying && (last_seen == LAST_SEEN_ANY ||
+					  m->flow.last_seen == last_seen);
 		if (mine)
 			m->flow.dying = 1;
 		bpf_spin_unlock(&m->lock);
@@ -282,7 +362,8 @@ static __always_inline bool mark_dying(struct flow *flow, __u64 last_seen,
 		struct mapping_v6 *m = (struct mapping_v6 *)flow;
 
 		bpf_spin_lock(&m->lock);
-		mine = !m->flow.dying && m->flow.last_seen == last_seen;
+		mine = !m->flow.dying && (last_seen == LAST_SEEN_ANY ||
+					  m->flow.last_seen == last_seen);
 		if (mine)
 			m->flow.dying = 1;
 		bpf_spin_unlock(&m->lock);
@@ -348,7 +429,9 @@ static __always_inline int sweep(struct __sk_buff *skb,
 		if (!flow)
 			continue;
 		last_seen = flow->last_seen;
-		if (request.all || sweepable(flow, last_seen, now))
+		if (request.all)
+			ended += end_flow(flow, LAST_SEEN_ANY, &tuple, family);
+		else if (sweepable(flow, last_seen, now))
 			ended += end_flow(flow, last_seen, &tuple, family);
 	}
 	return ended;

@@ -22,9 +22,25 @@ func TestNodesOwnPacketsStay(t *testing.T) {
 			leaves(udp(h.node, 40000, h.remote, 53), keepNode),
 			leaves(tcp(h.node, 40000, h.remote, 80, "S"), keepNode),
 			leaves(tcp(h.node, 40000, h.remote, 80, "FA"), keepNode),
-			leaves(h.ping(h.node, h.remote, 7), keepNode),
-			leaves(raw(h.node, h.remote, protoESP), keepNode),
 			leaves(udp(h.node, 4789, h.remote, 4789), keepNode),
+		}
+	}}, {name: "kept with state where no socket guards its tuple", trap: 45, steps: func(h hosts) []step {
+		steps := []step{}
+		for _, own := range []packet{h.ping(h.node, h.remote, 7), raw(h.node, h.remote, protoESP), sctp(h.node, 3868, h.remote, 3868)} {
+			steps = append(steps,
+				leaves(own, nodeOpened),
+				arrives(own.reply(), noFlow),
+				leaves(own, keepNode),
+			)
+		}
+		return steps
+	}}, {name: "safe from a pod that would take its tuple", trap: 45, steps: func(h hosts) []step {
+		own := raw(h.node, h.remote, protoESP)
+		return []step{
+			leaves(own, nodeOpened),
+			leaves(raw(h.pod, h.remote, protoESP), unsupported),
+			arrives(own.reply(), noFlow),
+			leaves(own, keepNode),
 		}
 	}}, {name: "kept beside a pod's flow to another port or host", trap: 5, steps: func(h hosts) []step {
 		p := udp(h.pod, 40000, h.remote, 53)

@@ -38,7 +38,9 @@ struct packet {
 	__u32 l3; /* offsets of the headers in the packet */
 	__u32 l4;
 	__be32 fragment_id;
-	__u32 tcp_end; /* sequence number after this segment */
+	__u32 tcp_seq; /* of this segment */
+	__u32 tcp_end; /* after it */
+	__u32 tcp_ack; /* 0: it acknowledges nothing */
 	__u8 proto; /* of the transport header */
 	__u8 fragment_proto; /* behind the fragment header */
 	__u8 flags; /* enum packet_flag */
@@ -62,7 +64,7 @@ struct scratch {
 	union address addr; /* masquerade address */
 	__be16 port;
 	bool usable; /* there is a masquerade address */
-	__u64 told; /* when the last event was sent from this CPU */
+	__u64 told[VERDICT_COUNT]; /* when this CPU last sent such an event */
 };
 
 /* One element a CPU. All but told means nothing to the next packet. */

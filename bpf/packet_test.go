@@ -85,7 +85,7 @@ type packet struct {
 	proto        layers.IPProtocol
 
 	tcpFlags           string // letters of SYN, ACK, FIN, RST, PSH, URG, ECE, CWR
-	seq                uint32
+	seq, ack           uint32
 	icmpType, icmpCode uint8
 	icmpID             uint16 // of queries and replies, else what stands there
 	mtu                uint16 // of errors that have one
@@ -328,7 +328,7 @@ func (p packet) transport() []byte {
 	case layers.IPProtocolTCP:
 		has := func(flag string) bool { return strings.Contains(p.tcpFlags, flag) }
 		header := &layers.TCP{
-			SrcPort: layers.TCPPort(p.sport), DstPort: layers.TCPPort(p.dport), Seq: p.seq, Window: 512,
+			SrcPort: layers.TCPPort(p.sport), DstPort: layers.TCPPort(p.dport), Seq: p.seq, Ack: p.ack, Window: 512,
 			SYN: has("S"), ACK: has("A"), FIN: has("F"), RST: has("R"),
 			PSH: has("P"), URG: has("U"), ECE: has("E"), CWR: has("C"),
 		}

@@ -153,8 +153,10 @@ static __always_inline void parse_tcp(struct __sk_buff *skb, struct packet *pkt,
 	}
 	flags = ((__u8 *)&tcp)[13];
 	pkt->tcp_flags = flags & TCP_FLAG_STATE_BITS;
-	pkt->tcp_end = bpf_ntohl(tcp.seq) + tcp.syn + tcp.fin + skb->len -
-		       pkt->l4 - tcp.doff * 4;
+	pkt->tcp_seq = bpf_ntohl(tcp.seq);
+	pkt->tcp_ack = tcp.ack ? bpf_ntohl(tcp.ack_seq) : 0;
+	pkt->tcp_end = pkt->tcp_seq + tcp.syn + tcp.fin + skb->len - pkt->l4 -
+		       tcp.doff * 4;
 	set_ports(pkt, family, tcp.source, tcp.dest);
 }
 

@@ -94,26 +94,6 @@ static __always_inline bool of_vlan(const struct __sk_buff *skb)
 	return skb->vlan_present && skb->vlan_tci & VLAN_ID_MASK;
 }
 
-/*
- * macvlan children of an uplink send through its egress hook, past the node's
- * netfilter: their frames have a MAC of their own.
- */
-static __always_inline bool foreign_source_mac(struct __sk_buff *skb,
-					       const struct uplink *uplink)
-{
-	__u8 mac[ETH_ALEN];
-
-	if (!(uplink->flags & UPLINK_ETHERNET))
-		return false;
-	if (bpf_skb_load_bytes(skb, offsetof(struct ethhdr, h_source), mac,
-			       sizeof(mac)))
-		return true;
-	for (int i = 0; i < ETH_ALEN; i++)
-		if (mac[i] != uplink->mac[i])
-			return true;
-	return false;
-}
-
 /* Whether addr lies in a non-masquerade CIDR. */
 static __always_inline bool cidr_keeps(const union address *addr,
 				       const enum family family)
@@ -184,6 +164,16 @@ static __always_inline bool opens_tcp(const struct packet *pkt)
 	return pkt->proto == IPPROTO_TCP &&
 	       (pkt->tcp_flags & (TCP_FLAG_SYN_BIT | TCP_FLAG_ACK_BIT)) ==
 		       TCP_FLAG_SYN_BIT;
+}
+
+/* Whether the packet's source is what MASQUERADE would pick. */
+static __always_inline bool has_own_address(const struct scratch *s,
+					    const enum family family)
+{
+	union address src;
+
+	source(&s->packet, family, &src);
+	return s->usable && same_address(&src, &s->addr, family);
 }
 
 #endif

@@ -47,9 +47,10 @@ static __always_inline void tell(struct __sk_buff *skb, struct scratch *s,
 		.ifindex = skb->ifindex,
 	};
 
-	if (s->told && (__s64)(now - s->told) < (__s64)NSEC_PER_SEC)
+	if (verdict >= VERDICT_COUNT ||
+	    (__s64)(now - s->told[verdict]) < (__s64)NSEC_PER_SEC)
 		return;
-	s->told = now;
+	s->told[verdict] = now;
 	if (family == FAMILY_V4) {
 		event.daddr[2] = bpf_htonl(0xffff);
 		event.daddr[3] = pkt->tuple.v4.daddr;

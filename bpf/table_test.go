@@ -16,6 +16,7 @@ const (
 	foreign       = MasqVerdictVERDICT_FOREIGN
 	keepCIDR      = MasqVerdictVERDICT_KEEP_CIDR
 	keepNode      = MasqVerdictVERDICT_KEEP_NODE
+	nodeOpened    = MasqVerdictVERDICT_NODE_OPENED
 	keepReply     = MasqVerdictVERDICT_KEEP_REPLY
 	keepDraining  = MasqVerdictVERDICT_KEEP_DRAINING
 	passInvalid   = MasqVerdictVERDICT_PASS_INVALID
@@ -76,7 +77,7 @@ func (d *datapath) take(name string, s step) {
 		d.Fatalf("%s: %v became not %v: %s", name, s.in, s.out, difference(got.frame, want))
 	}
 	wantFlows, wantNoted := flows, noted
-	if s.verdict == opened {
+	if s.verdict == opened || s.verdict == nodeOpened {
 		wantFlows++
 	}
 	if s.verdict == inbound {

@@ -149,7 +149,8 @@ static __always_inline void note_node_talks(const struct packet *pkt,
 	source(pkt, family, &remote);
 	destination(pkt, family, &nat_addr);
 	talker_key(&remote, &nat_addr, pkt->proto, family, &key);
-	if (find_talker(&key, family, &talker))
+	if (find_talker(&key, family, &talker) &&
+	    (__s64)(now - *talker.other_seen) >= (__s64)NSEC_PER_SEC)
 		*talker.other_seen = now;
 }
 
