@@ -10,6 +10,8 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo deve
 COMMIT ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 
+C_FILES := $(wildcard bpf/*.h bpf/*.c test/bench/*.c)
+
 export CLANG LLVM_STRIP
 export BPF_INCLUDE = /usr/include/$(shell uname -m)-linux-gnu
 export CGO_ENABLED ?= 0
@@ -27,14 +29,14 @@ build: ## write bin/ip-masq-agent; needs Go and nothing else
 .PHONY: generate
 generate: ## compile the eBPF programs (clang) and make their Go
 	test/setup generate
-	go generate ./bpf
+	go generate ./bpf ./test/bench
 	printf '// SPDX-License-Identifier: Apache-2.0\n\npackage bpf\n\n// Clang is the compiler of the committed objects.\nconst Clang = "%s"\n' \
 		"$$($(CLANG) -dumpversion)" > bpf/clang.go
 
 .PHONY: generate-check
 generate-check: generate ## prove that what is committed is what the sources give
-	git diff --exit-code -- bpf
-	@test -z "$$(git status --porcelain -- bpf)" || { git status --short -- bpf; exit 1; }
+	git diff --exit-code -- bpf test/bench
+	@test -z "$$(git status --porcelain -- bpf test/bench)" || { git status --short -- bpf test/bench; exit 1; }
 
 .PHONY: test
 test: ## run all tests that gate a change (root; sets itself up)
@@ -51,7 +53,7 @@ test-all: ## the same and what takes longer
 lint: $(GOLANGCI) ## run the linters and format checks
 	test/setup lint
 	$(GOLANGCI) run ./...
-	$(CLANG_FORMAT) --dry-run -Werror bpf/*.h bpf/*.c
+	$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
 	shellcheck test/setup test/demo/run test/kernels/run test/kernels/fetch .ci/run
 
 $(GOLANGCI):
@@ -62,7 +64,7 @@ $(GOLANGCI):
 .PHONY: fmt
 fmt: $(GOLANGCI) ## format Go and C
 	$(GOLANGCI) fmt ./...
-	$(CLANG_FORMAT) -i bpf/*.h bpf/*.c
+	$(CLANG_FORMAT) -i $(C_FILES)
 
 .PHONY: demo
 demo: ## show both datapaths at work in throw-away namespaces (root; sets itself up)
@@ -78,6 +80,11 @@ kernels: ## load, attach and translate on Debian's kernels in qemu (root; sets i
 bench: ## measure syncs beside plain iptables-restore, and decisions (root)
 	test/setup test
 	go test -run '^$$' -bench . -benchtime 2s ./iptables ./internal/prefix ./internal/config
+
+.PHONY: bench-smoke
+bench-smoke: build ## compare the datapaths with each other and with plain routing (root; a minute)
+	test/setup test
+	IP_MASQ_AGENT_BIN=$(CURDIR)/bin/ip-masq-agent go test -count=1 -v -run '^TestSmoke$$' ./test/bench -smoke
 
 .PHONY: clean
 clean: ## remove what was built
