@@ -88,28 +88,52 @@ func longestFirst(prefixes map[netip.Prefix]bpf.MasqCidrVerdict) []netip.Prefix 
 }
 
 // drain notes the prefixes that are exempt no longer, so that flows that are
-// open keep their source.
+// open keep their source: those that say keep no more, and those that now say
+// masquerade inside of one that does.
 func (f *family) drain(have, want map[netip.Prefix]bpf.MasqCidrVerdict) error {
 	until := monotonic() + uint64(drainLimit)
-	for p, verdict := range have {
-		if verdict != bpf.MasqCidrVerdictCIDR_KEEP || want[p] == bpf.MasqCidrVerdictCIDR_KEEP {
-			continue
-		}
+	leaves := func(p netip.Prefix) error {
 		if err := f.draining.Put(cidrKey(p), until); err != nil {
 			return fmt.Errorf("drain %s: %w", p, err)
+		}
+		return nil
+	}
+	for p, verdict := range have {
+		if verdict == bpf.MasqCidrVerdictCIDR_KEEP && want[p] != bpf.MasqCidrVerdictCIDR_KEEP {
+			if err := leaves(p); err != nil {
+				return err
+			}
+		}
+	}
+	for p, verdict := range want {
+		if _, known := have[p]; !known && verdict == bpf.MasqCidrVerdictCIDR_MASQUERADE && keptInside(p, have) {
+			if err := leaves(p); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-// endDrained forgets draining prefixes whose time is over, or that are exempt
-// again by want.
+// keptInside reports whether the longest prefix around p says keep.
+func keptInside(p netip.Prefix, prefixes map[netip.Prefix]bpf.MasqCidrVerdict) bool {
+	for bits := p.Bits() - 1; bits >= 0; bits-- {
+		around := netip.PrefixFrom(p.Addr(), bits).Masked()
+		if verdict, ok := prefixes[around]; ok {
+			return verdict == bpf.MasqCidrVerdictCIDR_KEEP
+		}
+	}
+	return false
+}
+
+// endDrained forgets draining prefixes whose time is over, or that are wholly
+// exempt again by want.
 func (f *family) endDrained(want map[netip.Prefix]bpf.MasqCidrVerdict) error {
 	var over []netip.Prefix
 	var until uint64
 	now := monotonic()
 	err := f.eachCIDR(f.draining, &until, func(p netip.Prefix) {
-		if until <= now || want[p] == bpf.MasqCidrVerdictCIDR_KEEP {
+		if until <= now || keepsAll(want, p) {
 			over = append(over, p)
 		}
 	})
@@ -122,6 +146,20 @@ func (f *family) endDrained(want map[netip.Prefix]bpf.MasqCidrVerdict) error {
 		}
 	}
 	return nil
+}
+
+// keepsAll reports whether the prefixes have p as exempt, without exceptions in
+// it.
+func keepsAll(prefixes map[netip.Prefix]bpf.MasqCidrVerdict, p netip.Prefix) bool {
+	if prefixes[p] != bpf.MasqCidrVerdictCIDR_KEEP {
+		return false
+	}
+	for other, verdict := range prefixes {
+		if verdict == bpf.MasqCidrVerdictCIDR_MASQUERADE && p.Overlaps(other) && other.Bits() > p.Bits() {
+			return false
+		}
+	}
+	return true
 }
 
 // monotonic is the datapath's clock, bpf_ktime_get_ns(): nanoseconds.
