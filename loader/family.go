@@ -25,7 +25,8 @@ type family struct {
 	sweep     *ebpf.Program
 }
 
-// newFamilies gives the families that are translated, IPv4 first.
+// newFamilies gives the families that are translated, IPv4 first. With an error
+// it gives those whose programs are loaded.
 func newFamilies(spec *ebpf.CollectionSpec, m *maps, ipv6 bool) ([]*family, error) {
 	families := []*family{{
 		flows: m.FlowsV4, reverse: m.ReverseV4, nonmasq: m.NonmasqV4,
@@ -42,7 +43,7 @@ func newFamilies(spec *ebpf.CollectionSpec, m *maps, ipv6 bool) ([]*family, erro
 	for i, f := range families {
 		programs, err := loadPrograms(spec, m, nil, names[i])
 		if err != nil {
-			return nil, err
+			return families[:i], err
 		}
 		f.sweep = programs[names[i]]
 	}

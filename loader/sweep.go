@@ -233,7 +233,7 @@ func (d *Datapath) endStrandedFlows() error {
 			}
 		}
 	}
-	if gomaps.Equal(usable, d.usable) {
+	if d.usable != nil && gomaps.Equal(usable, d.usable) {
 		return nil
 	}
 	for _, f := range d.families {
