@@ -65,17 +65,29 @@ func (d *Datapath) attachTo(u *uplink) error {
 		return err
 	}
 	u.programs = programs
+	begin := monotonic()
+	if err := d.takeOver(d.maps.replaced); err != nil { // what came while the programs were loaded
+		return err
+	}
 	for _, dir := range directions() {
-		h, err := attachTCX(d.opts.PinPath, u, dir)
-		if errors.Is(err, ebpf.ErrNotSupported) {
-			h, err = d.attachFilter(u, dir)
-		}
+		h, err := d.attach(u, dir)
 		if err != nil {
 			return fmt.Errorf("attach %s: %w", dir.program, err)
 		}
 		u.hooks = append(u.hooks, h)
 	}
-	return nil
+	return d.takeOver(begin)
+}
+
+// attach makes a loaded program run, by TCX where the kernel has it.
+func (d *Datapath) attach(u *uplink, dir direction) (*hook, error) {
+	if !d.opts.noTCX {
+		h, err := attachTCX(d.opts.PinPath, u, dir)
+		if !errors.Is(err, ebpf.ErrNotSupported) {
+			return h, err
+		}
+	}
+	return d.attachFilter(u, dir)
 }
 
 func linkPin(pinPath string, ifindex int, dir direction) string {
@@ -128,23 +140,34 @@ func updateTCX(pin string, ifindex int, program *ebpf.Program) (*hook, error) {
 // filterHandle marks our filters together with their names.
 const filterHandle = 0x6d617371 // "masq"
 
-// attachFilter is for kernels before TCX (6.6): a filter of the first
-// preference on the clsact qdisc, replaced in place.
+// lastPriority is how far attachFilter goes where others have the first ones.
+const lastPriority = 16
+
+// attachFilter is for kernels before TCX (6.6): a filter on the clsact qdisc,
+// replaced in place. It has the first preference, or the first that nobody has
+// for filters of another kind or protocol, which the kernel does not mix.
 func (d *Datapath) attachFilter(u *uplink, dir direction) (*hook, error) {
 	if err := d.ensureClsact(u); err != nil {
 		return nil, err
 	}
-	if err := netlink.FilterReplace(filter(u.Index, dir, u.programs[dir.program].FD())); err != nil {
-		return nil, fmt.Errorf("replace filter: %w", err)
+	var err error
+	for priority := uint16(1); priority <= lastPriority; priority++ {
+		err = netlink.FilterReplace(filter(u.Index, dir, u.programs[dir.program].FD(), priority))
+		if err == nil {
+			return &hook{}, removeFilters(u.Index, dir, func(p uint16) bool { return p != priority })
+		}
+		if !errors.Is(err, unix.EINVAL) {
+			break
+		}
 	}
-	return &hook{}, nil
+	return nil, fmt.Errorf("replace filter: %w", err)
 }
 
-func filter(ifindex int, dir direction, fd int) *netlink.BpfFilter {
+func filter(ifindex int, dir direction, fd int, priority uint16) *netlink.BpfFilter {
 	return &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: ifindex, Parent: dir.parent, Handle: filterHandle,
-			Protocol: unix.ETH_P_ALL, Priority: 1,
+			Protocol: unix.ETH_P_ALL, Priority: priority,
 		},
 		Fd: fd, Name: dir.program, DirectAction: true,
 	}
@@ -182,7 +205,7 @@ func detach(pinPath string, value bpf.MasqUplink) error {
 		if err := os.Remove(linkPin(pinPath, ifindex, dir)); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("unpin %s: %w", dir.program, err)
 		}
-		if err := removeFilter(ifindex, dir); err != nil {
+		if err := removeFilters(ifindex, dir, func(uint16) bool { return true }); err != nil {
 			return err
 		}
 	}
@@ -192,17 +215,24 @@ func detach(pinPath string, value bpf.MasqUplink) error {
 	return removeClsact(ifindex)
 }
 
-// removeFilter deletes our filter from a link, if both are there.
-func removeFilter(ifindex int, dir direction) error {
+// listFilters gives a direction's filters in the order in which they run, none
+// if the link or the qdisc is not there.
+func listFilters(ifindex int, dir direction) ([]netlink.Filter, error) {
 	filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}, dir.parent)
-	if isGone(err) {
-		return nil
+	if err != nil && !isGone(err) {
+		return nil, fmt.Errorf("list filters: %w", err)
 	}
+	return filters, nil
+}
+
+// removeFilters deletes our filters of the chosen priorities from a link.
+func removeFilters(ifindex int, dir direction, choose func(priority uint16) bool) error {
+	filters, err := listFilters(ifindex, dir)
 	if err != nil {
-		return fmt.Errorf("list filters: %w", err)
+		return err
 	}
 	for _, f := range filters {
-		if !isOurs(f, dir) {
+		if !isOurs(f, dir) || !choose(f.Attrs().Priority) {
 			continue
 		}
 		if err := netlink.FilterDel(f); err != nil && !isGone(err) {
@@ -215,15 +245,9 @@ func removeFilter(ifindex int, dir direction) error {
 // removeClsact deletes the qdisc that we made, unless somebody uses it too.
 func removeClsact(ifindex int) error {
 	for _, dir := range directions() {
-		filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}, dir.parent)
-		if isGone(err) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("list filters: %w", err)
-		}
-		if len(filters) > 0 {
-			return nil
+		filters, err := listFilters(ifindex, dir)
+		if err != nil || len(filters) > 0 {
+			return err
 		}
 	}
 	if err := netlink.QdiscDel(clsact(ifindex)); err != nil && !isGone(err) {

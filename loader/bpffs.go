@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -73,7 +74,7 @@ func mountBPFFS(at string) error {
 }
 
 // unmountBPFFS takes away the bpffs that the agent mounted for path, if it did
-// and nobody else uses it.
+// and nobody else uses it, with the directory that it made for that.
 func unmountBPFFS(path string) error {
 	at := mountPoint(path)
 	ours, err := mountedByUs(at)
@@ -81,28 +82,37 @@ func unmountBPFFS(path string) error {
 		return err
 	}
 	left, err := os.ReadDir(at)
-	if err != nil || len(left) > 0 {
+	if err != nil || slices.ContainsFunc(left, isPin) {
 		return err
 	}
 	if err := unix.Unmount(at, 0); err != nil {
 		return fmt.Errorf("unmount bpffs at %s: %w", at, err)
 	}
+	if at != defaultBPFFS {
+		_ = os.Remove(at) // it stays if it is not empty
+	}
 	return nil
 }
 
-// mountedByUs reads the fields of /proc/self/mountinfo (proc(5)): the mount
-// point is the fifth, the source the second after the separator.
+// isPin tells what people pinned from the kernel's own files (maps.debug and
+// progs.debug of CONFIG_BPF_PRELOAD), which have the dot that a pin may not have.
+func isPin(entry fs.DirEntry) bool { return !strings.Contains(entry.Name(), ".") }
+
+// mountedByUs reads the fields of mountinfo (proc(5)): the mount point is the
+// fifth, the source the second after the separator. Of mounts at the same place
+// the last one is what is seen there.
 func mountedByUs(at string) (bool, error) {
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	mounts, err := os.ReadFile("/proc/thread-self/mountinfo")
 	if err != nil {
 		return false, fmt.Errorf("list mounts: %w", err)
 	}
+	ours := false
 	for line := range strings.Lines(string(mounts)) {
 		mount, source, found := strings.Cut(line, " - ")
 		left, right := strings.Fields(mount), strings.Fields(source)
-		if found && len(left) > 4 && len(right) > 1 && left[4] == at && right[1] == mountSource {
-			return true, nil
+		if found && len(left) > 4 && len(right) > 1 && left[4] == at {
+			ours = right[1] == mountSource
 		}
 	}
-	return false, nil
+	return ours, nil
 }

@@ -3,10 +3,8 @@
 package loader
 
 import (
-	"errors"
 	"fmt"
 
-	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 )
@@ -35,20 +33,21 @@ func (d *Datapath) keepAttached(u *uplink) (warnings []string, err error) {
 				return warnings, err
 			}
 		case placeLater:
-			warnings = append(warnings, fmt.Sprintf(
-				"another TC program comes before ours on %s %s: packets that it takes are neither translated nor restored; let it attach behind %s",
-				u.Name, dir.suffix, dir.program))
+			warnings = append(warnings, aheadWarning(u.Name, dir))
 		}
 	}
 	return warnings, nil
 }
 
+func aheadWarning(name string, dir direction) string {
+	return fmt.Sprintf(
+		"another TC program comes before ours on %s %s: packets that it takes are neither translated nor restored; let it attach behind %s",
+		name, dir.suffix, dir.program)
+}
+
 func (d *Datapath) attachAgain(u *uplink, i int, dir direction) error {
 	old := u.hooks[i]
-	h, err := attachTCX(d.opts.PinPath, u, dir)
-	if errors.Is(err, ebpf.ErrNotSupported) {
-		h, err = d.attachFilter(u, dir)
-	}
+	h, err := d.attach(u, dir)
 	if err != nil {
 		return fmt.Errorf("attach %s again: %w", dir.program, err)
 	}
@@ -79,13 +78,9 @@ func (h *hook) place(ifindex int, dir direction) (place, error) {
 	return placeFirst, nil
 }
 
-// filterPlace finds our filter among those of the link, which the kernel lists
-// in the order in which they run.
+// filterPlace finds our filter among those of the link.
 func filterPlace(ifindex int, dir direction) (place, error) {
-	filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}, dir.parent)
-	if isGone(err) {
-		return placeGone, nil
-	}
+	filters, err := listFilters(ifindex, dir)
 	if err != nil {
 		return placeGone, err
 	}

@@ -7,26 +7,92 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"ip-masq-agent/bpf"
 )
 
 // Cleanup removes all that the datapath made: programs, filters, the qdiscs
-// that were added for them, maps, the pin directory and the mount. It does
-// nothing where nothing is, and works where half of it is missing.
+// that were added for them, maps, the pin directory and the mount, and nothing
+// else that is there. It does nothing where nothing is, and works where half of
+// it is missing.
 func Cleanup(opts Options) error {
 	if err := detachAll(opts.PinPath); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(opts.PinPath); err != nil {
+	if err := removePins(opts.PinPath); err != nil {
 		return fmt.Errorf("remove pins: %w", err)
 	}
 	return unmountBPFFS(opts.PinPath)
+}
+
+// removePins removes what has the name of something of ours, and the
+// directories that are empty then. A path that is not the agent's own, by
+// mistake, keeps all else.
+func removePins(path string) error {
+	if on, err := onBPFFS(path); err != nil || !on {
+		return err
+	}
+	spec, err := bpf.LoadMasq()
+	if err != nil {
+		return fmt.Errorf("read programs: %w", err)
+	}
+	isMapPin := func(name string) bool { return spec.Maps[strings.TrimSuffix(name, nextSuffix)] != nil }
+	for _, is := range []struct {
+		dir  string
+		ours func(name string) bool
+	}{
+		{linksDir, isLinkPin},
+		{layout, isMapPin},
+		{"", isMapPin},
+	} {
+		if err := removeFrom(filepath.Join(path, is.dir), is.ours); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func isLinkPin(name string) bool {
+	index, suffix, _ := strings.Cut(name, "_")
+	_, err := strconv.Atoi(index)
+	return err == nil && slices.ContainsFunc(directions(), func(d direction) bool { return d.suffix == suffix })
+}
+
+// removeFrom removes files from a directory, and the directory if it is empty
+// then.
+func removeFrom(dir string, ours func(name string) bool) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	left := false
+	for _, e := range entries {
+		if e.IsDir() || !ours(e.Name()) {
+			left = left || isPin(e)
+			continue
+		}
+		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	if left {
+		return nil
+	}
+	err = os.Remove(dir)
+	if errors.Is(err, unix.EBUSY) || errors.Is(err, os.ErrNotExist) {
+		return nil // the mount goes next
+	}
+	return err
 }
 
 // detachAll takes our programs from every link that shows one: by the slots,
@@ -42,8 +108,12 @@ func detachAll(pinPath string) error {
 	}
 	for _, l := range links {
 		index := l.Attrs().Index
-		if _, ok := served[index]; !ok {
-			served[index] = bpf.MasqUplink{Ifindex: uint32(index)}
+		if served[index].Flags != 0 {
+			continue
+		}
+		// The map may be gone, or its pin: what the filters use tells, too.
+		if served[index], err = usedByFilters(index); err != nil {
+			return err
 		}
 	}
 	var errs []error
@@ -51,6 +121,59 @@ func detachAll(pinPath string) error {
 		errs = append(errs, detach(pinPath, value))
 	}
 	return errors.Join(errs...)
+}
+
+// usedByFilters is the slot of a link in the map that our filters there use,
+// with the interface index alone if there are none, or without SYS_ADMIN.
+func usedByFilters(index int) (bpf.MasqUplink, error) {
+	value := bpf.MasqUplink{Ifindex: uint32(index)}
+	for _, dir := range directions() {
+		filters, err := listFilters(index, dir)
+		if err != nil {
+			return value, err
+		}
+		for _, f := range filters {
+			if !isOurs(f, dir) {
+				continue
+			}
+			slots, err := slotsOf(ebpf.ProgramID(f.(*netlink.BpfFilter).Id))
+			if err != nil && !errors.Is(err, os.ErrPermission) {
+				return value, fmt.Errorf("look at filter %s: %w", dir.program, err)
+			}
+			if slot, ok := slots[index]; ok {
+				return slot, nil
+			}
+		}
+	}
+	return value, nil
+}
+
+// slotsOf reads the uplinks of the datapath that a program belongs to.
+func slotsOf(id ebpf.ProgramID) (map[int]bpf.MasqUplink, error) {
+	slots := make(map[int]bpf.MasqUplink)
+	program, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return nil, err
+	}
+	defer program.Close()
+	info, err := program.Info()
+	if err != nil {
+		return nil, err
+	}
+	ids, _ := info.MapIDs()
+	for _, id := range ids {
+		m, err := ebpf.NewMapFromID(id)
+		if err != nil {
+			return nil, err
+		}
+		if info, err := m.Info(); err == nil && info.Name == bpf.MasqMapUplinks {
+			err = readSlots(m, func(_ uint32, value bpf.MasqUplink) { slots[int(value.Ifindex)] = value })
+		}
+		if err := errors.Join(err, m.Close()); err != nil {
+			return nil, err
+		}
+	}
+	return slots, nil
 }
 
 // servedLinks reads by interface index which links have our programs.
@@ -66,7 +189,7 @@ func servedLinks(pinPath string) (map[int]bpf.MasqUplink, error) {
 			served[index] = bpf.MasqUplink{Ifindex: uint32(index)}
 		}
 	}
-	uplinks, err := ebpf.LoadPinnedMap(filepath.Join(pinPath, layout, bpf.MasqMapUplinks), nil)
+	uplinks, err := ebpf.LoadPinnedMap(filepath.Join(pinPath, layout, bpf.MasqMapUplinks), &ebpf.LoadPinOptions{ReadOnly: true})
 	if errors.Is(err, os.ErrNotExist) {
 		return served, nil
 	}
@@ -74,14 +197,20 @@ func servedLinks(pinPath string) (map[int]bpf.MasqUplink, error) {
 		return nil, fmt.Errorf("open uplinks: %w", err)
 	}
 	defer uplinks.Close()
+	err = readSlots(uplinks, func(_ uint32, value bpf.MasqUplink) { served[int(value.Ifindex)] = value })
+	return served, err
+}
+
+// readSlots visits the slots of the uplinks map that are in use.
+func readSlots(uplinks *ebpf.Map, visit func(slot uint32, value bpf.MasqUplink)) error {
 	for slot := range uplinks.MaxEntries() {
 		var value bpf.MasqUplink
 		if err := uplinks.Lookup(slot, &value); err != nil {
-			return nil, fmt.Errorf("read uplink %d: %w", slot, err)
+			return fmt.Errorf("read uplink %d: %w", slot, err)
 		}
 		if value.Ifindex != 0 {
-			served[int(value.Ifindex)] = value
+			visit(slot, value)
 		}
 	}
-	return served, nil
+	return nil
 }

@@ -38,6 +38,8 @@ type Options struct {
 	NATTableSize int
 	// Log gets one line per change.
 	Log *slog.Logger
+
+	noTCX bool // for tests: do as on a kernel before 6.6
 }
 
 // Datapath translates in TC programs on the node's uplinks.
@@ -128,6 +130,7 @@ func (d *Datapath) Sync(ctx context.Context, policy *prefix.Policy, network *rou
 		{"set node addresses", func() error { return d.syncNodeAddresses(network) }},
 		{"set CIDRs", func() error { return d.syncCIDRs(policy) }},
 		{"serve uplinks", func() error { return d.syncUplinks(network) }},
+		{"take over flows", d.endTakeover},
 		{"end flows of lost addresses", d.endStrandedFlows},
 	}
 	for _, step := range steps {

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"ip-masq-agent/bpf"
 )
@@ -34,7 +33,9 @@ func rootMaps() []string {
 // maps are the datapath's maps, shared by the programs of all uplinks.
 type maps struct {
 	bpf.MasqMaps
-	byName map[string]*ebpf.Map // to load programs with
+	byName   map[string]*ebpf.Map // to load programs with
+	before   []*natMaps           // of another size, from which flows are to be taken over
+	replaced uint64               // when they were copied
 }
 
 // openMaps opens the pinned maps and makes those that are not there.
@@ -49,13 +50,18 @@ func openMaps(spec *ebpf.CollectionSpec, opts Options) (*maps, error) {
 	for _, name := range rootMaps() {
 		dirs[name] = opts.PinPath
 	}
-	m := &maps{byName: make(map[string]*ebpf.Map)}
+	begin := monotonic()
+	before, err := resizeAll(spec, layoutDir, opts)
+	if err != nil {
+		return nil, err
+	}
+	m := &maps{byName: make(map[string]*ebpf.Map), before: before, replaced: begin}
 	for name, mapSpec := range spec.Maps {
 		dir, isRoot := dirs[name]
 		if !isRoot {
 			dir = layoutDir
 		}
-		opened, err := openMap(mapSpec, dir, opts)
+		opened, err := openMap(mapSpec, dir)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("open map %s: %w", name, err), m.Close())
 		}
@@ -73,19 +79,14 @@ func openMaps(spec *ebpf.CollectionSpec, opts Options) (*maps, error) {
 
 // openMap opens one map. It returns nil for the sections of constants, which
 // belong to each loaded program.
-func openMap(spec *ebpf.MapSpec, dir string, opts Options) (*ebpf.Map, error) {
-	spec = spec.Copy()
+func openMap(spec *ebpf.MapSpec, dir string) (*ebpf.Map, error) {
 	switch spec.Name {
 	case ".rodata", ".data", ".bss":
 		return nil, nil
 	case bpf.MasqMapScratch:
 		return ebpf.NewMap(spec)
-	case bpf.MasqMapFlowsV4, bpf.MasqMapFlowsV6, bpf.MasqMapReverseV4, bpf.MasqMapReverseV6:
-		spec.MaxEntries = uint32(opts.NATTableSize)
-		if err := resize(spec, filepath.Join(dir, spec.Name)); err != nil {
-			return nil, err
-		}
 	}
+	spec = spec.Copy()
 	spec.Pinning = ebpf.PinByName
 	return ebpf.NewMapWithOptions(spec, ebpf.MapOptions{PinPath: dir})
 }
@@ -96,56 +97,8 @@ func (m *maps) Close() error {
 	for _, opened := range m.byName {
 		errs = append(errs, opened.Close())
 	}
+	for _, old := range m.before {
+		errs = append(errs, old.Close())
+	}
 	return errors.Join(errs...)
-}
-
-// resize replaces the map that is pinned at path, if it has another size than
-// spec, by a copy of the size of spec. If its entries do not fit, it stays as
-// it is and spec gets its size: no live flow dies for a smaller table.
-func resize(spec *ebpf.MapSpec, path string) error {
-	old, err := ebpf.LoadPinnedMap(path, nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("open pinned map: %w", err)
-	}
-	defer old.Close()
-	if old.MaxEntries() == spec.MaxEntries {
-		return nil
-	}
-	resized, err := ebpf.NewMap(spec)
-	if err != nil {
-		return fmt.Errorf("make map of %d entries: %w", spec.MaxEntries, err)
-	}
-	defer resized.Close()
-	err = copyEntries(old, resized)
-	if errors.Is(err, unix.E2BIG) {
-		spec.MaxEntries = old.MaxEntries()
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if err := os.Remove(path); err != nil {
-		return fmt.Errorf("unpin the map of %d entries: %w", old.MaxEntries(), err)
-	}
-	if err := resized.Pin(path); err != nil {
-		return fmt.Errorf("pin the map of %d entries: %w", spec.MaxEntries, err)
-	}
-	return nil
-}
-
-func copyEntries(from, to *ebpf.Map) error {
-	var key, value []byte
-	entries := from.Iterate()
-	for entries.Next(&key, &value) {
-		if err := to.Put(key, value); err != nil {
-			return fmt.Errorf("copy entries: %w", err)
-		}
-	}
-	if err := entries.Err(); err != nil {
-		return fmt.Errorf("copy entries: %w", err)
-	}
-	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"ip-masq-agent/bpf"
+	"ip-masq-agent/internal/lab"
 	"ip-masq-agent/internal/portrange"
 )
 
@@ -92,4 +93,36 @@ func TestEveryStateHasATimeout(t *testing.T) {
 			t.Errorf("state %d has none", state)
 		}
 	}
+}
+
+// Timeouts and ports are the node's, as they are at each Sync.
+func TestSettingsFollowSysctls(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, lab.Options{Pods: -1, RoutedPods: -1, Conntrack: true}, testOptions(t))
+	check := func(state bpf.MasqFlowState, want uint32, low uint32) {
+		t.Helper()
+		var seconds uint32
+		if err := n.d.maps.Timeouts.Lookup(uint32(state), &seconds); err != nil || seconds != want {
+			t.Errorf("timeout of state %d is %d s, want %d; %v", state, seconds, want, err)
+		}
+		pool := new(bpf.MasqPortPool)
+		if err := n.d.maps.PortPool.Lookup(uint32(0), pool); err != nil || pool.Classes[bpf.MasqPortClassIdPORT_CLASS_LOW].Count != low {
+			t.Errorf("%d low ports, want %d; %v", pool.Classes[bpf.MasqPortClassIdPORT_CLASS_LOW].Count, low, err)
+		}
+	}
+	check(bpf.MasqFlowStateFLOW_UDP, 30, 511)
+	check(bpf.MasqFlowStateFLOW_TCP_ESTABLISHED, 432000, 511)
+	for name, value := range map[string]string{
+		"net/netfilter/nf_conntrack_udp_timeout":             "17",
+		"net/netfilter/nf_conntrack_tcp_timeout_established": "86400",
+		"net/ipv4/ip_local_reserved_ports":                   "0-11",
+	} {
+		if err := n.Node.Sysctl(name, value); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check(bpf.MasqFlowStateFLOW_UDP, 30, 511)
+	n.sync()
+	check(bpf.MasqFlowStateFLOW_UDP, 17, 500)
+	check(bpf.MasqFlowStateFLOW_TCP_ESTABLISHED, 86400, 500)
 }

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"ip-masq-agent/bpf"
@@ -37,20 +38,25 @@ func (d *Datapath) Status() (api.DatapathStatus, error) {
 			Name: u.Name, Attach: u.attach(), SNATv4: anyAddress(u.V4), SNATv6: anyAddress(u.V6),
 		})
 		if len(u.V4) == 0 {
-			status.Warnings = append(status.Warnings, fmt.Sprintf("interface %s has no usable IPv4 address: what should be masqueraded there is dropped", u.Name))
+			status.Warnings = append(status.Warnings, noAddressWarning(u.Name))
 		}
 	}
 	status.Warnings = append(status.Warnings, d.ahead...)
 	status.Warnings = append(status.Warnings, d.events.warnings(time.Now())...)
 	var err error
-	status.NAT, _, err = d.nat()
+	status.NAT, _, err = countFlows(d.families)
 	return status, err
 }
 
-// nat counts the flows that are there, and how many share the busiest remote.
-func (d *Datapath) nat() (nat api.NAT, busiest int, err error) {
+func noAddressWarning(name string) string {
+	return fmt.Sprintf("interface %s has no usable IPv4 address: what should be masqueraded there is dropped", name)
+}
+
+// countFlows counts the flows that are there, and how many share the busiest
+// remote.
+func countFlows(families []*family) (nat api.NAT, busiest int, err error) {
 	tables := []*api.Table{&nat.V4, &nat.V6}
-	for _, f := range d.families {
+	for _, f := range families {
 		t := tables[0]
 		if f.is6 {
 			t = tables[1]
@@ -131,7 +137,7 @@ func (d *Datapath) Stats() (api.Stats, error) {
 	if stats.Attempts, err = d.attempts(); err != nil {
 		return stats, err
 	}
-	nat, busiest, err := d.nat()
+	nat, busiest, err := countFlows(d.families)
 	if err != nil {
 		return stats, err
 	}
@@ -182,12 +188,16 @@ func (d *Datapath) packets(direction bpf.MasqDirection, family bpf.MasqFamily, v
 
 // Translations lists the live flows, ordered by family, source and remote.
 func (d *Datapath) Translations() ([]api.Translation, error) {
-	timeouts, err := readTimeouts(d.maps.Timeouts)
+	return listFlows(d.families, d.maps.Timeouts)
+}
+
+func listFlows(families []*family, timeoutsMap *ebpf.Map) ([]api.Translation, error) {
+	timeouts, err := readTimeouts(timeoutsMap)
 	if err != nil {
 		return nil, err
 	}
 	list := []api.Translation{}
-	for _, f := range d.families {
+	for _, f := range families {
 		now := monotonic()
 		err := f.eachFlow(func(e *flow) {
 			t := e.translation(f.is6)

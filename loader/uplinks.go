@@ -73,16 +73,8 @@ func (d *Datapath) syncUplinks(network *route.Snapshot) error {
 // count.
 func (d *Datapath) readSlots() (map[int]bpf.MasqUplink, error) {
 	slots := make(map[int]bpf.MasqUplink)
-	for slot := range d.maps.Uplinks.MaxEntries() {
-		var value bpf.MasqUplink
-		if err := d.maps.Uplinks.Lookup(slot, &value); err != nil {
-			return nil, fmt.Errorf("read uplink %d: %w", slot, err)
-		}
-		if value.Ifindex != 0 {
-			slots[int(slot)] = value
-		}
-	}
-	return slots, nil
+	err := readSlots(d.maps.Uplinks, func(slot uint32, value bpf.MasqUplink) { slots[int(slot)] = value })
+	return slots, err
 }
 
 // leaveGone takes the programs from links that are not to be served any more,

@@ -4,6 +4,8 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -150,6 +152,27 @@ func TestNATListOfIPTablesSaysWhereToLook(t *testing.T) {
 	got := s.run("nat", "list", "--dst", "9.9.9.9", "-o", "json")
 	if strings.TrimSpace(got.stdout) != "[]" || !strings.Contains(got.stderr, "conntrack -L") {
 		t.Errorf("got %+v", got)
+	}
+}
+
+func TestNATListWithoutAgent(t *testing.T) {
+	s := newStage(t)
+	got := s.run("nat", "list", "-o", "json")
+	if got.code != exitFine || strings.TrimSpace(got.stdout) != "[]" || !strings.Contains(got.stderr, "none left anything") {
+		t.Errorf("nothing in the kernel: got %+v", got)
+	}
+	s.left = agent.EBPF
+	golden(t, "nat.txt", s.run("nat", "list").stdout)
+	got = s.run("nat", "list", "-o", "json", "--src", "10.0.0.2")
+	var flows []api.Translation
+	if err := json.Unmarshal([]byte(got.stdout), &flows); err != nil || len(flows) != 1 || flows[0].Proto != "udp" || got.stderr != "" {
+		t.Errorf("got %v, %+v", err, got)
+	}
+	s.env.datapaths[agent.EBPF] = datapath{
+		flows: func(*options, *slog.Logger) ([]api.Translation, error) { return nil, errors.New("no rights") },
+	}
+	if got := s.run("nat", "list"); got.code != exitFailure || !strings.Contains(got.stderr, "no rights") {
+		t.Errorf("got %+v, want the error", got)
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"os"
 	"slices"
 
 	"ip-masq-agent/internal/agent"
@@ -31,6 +30,10 @@ type datapath struct {
 	// runs. False: nothing is there.
 	inspect func(context.Context, *options, *slog.Logger) (api.DatapathStatus, bool, error)
 
+	// flows lists the translations that it goes on with in the absence of an
+	// agent. nil: the kernel lists its own.
+	flows func(*options, *slog.Logger) ([]api.Translation, error)
+
 	// giveWay takes it out of the kernel once another datapath is in place.
 	giveWay func(context.Context, *options, *slog.Logger) error
 
@@ -45,6 +48,7 @@ func datapaths() map[string]datapath {
 			open:    openEBPF,
 			plan:    planEBPF,
 			inspect: inspectEBPF,
+			flows:   flowsOfEBPF,
 			giveWay: cleanupEBPF,
 			cleanup: cleanupEBPF,
 		},
@@ -153,15 +157,11 @@ func cleanupEBPF(_ context.Context, o *options, log *slog.Logger) error {
 	return loader.Cleanup(ebpfOptions(o, log))
 }
 
-// inspectEBPF tells by its pins whether the datapath is there: it works without
-// an agent, and what is not pinned is gone.
-func inspectEBPF(_ context.Context, o *options, _ *slog.Logger) (api.DatapathStatus, bool, error) {
-	pins, err := os.ReadDir(o.pinPath)
-	if errors.Is(err, os.ErrNotExist) || err == nil && len(pins) == 0 {
-		return api.DatapathStatus{}, false, nil
-	}
-	if err != nil {
-		return api.DatapathStatus{}, false, fmt.Errorf("look at pins: %w", err)
-	}
-	return api.DatapathStatus{Backend: api.Backend{Name: agent.EBPF, Reason: "pinned under " + o.pinPath}}, true, nil
+func inspectEBPF(_ context.Context, o *options, log *slog.Logger) (api.DatapathStatus, bool, error) {
+	return loader.Inspect(ebpfOptions(o, log))
+}
+
+func flowsOfEBPF(o *options, log *slog.Logger) ([]api.Translation, error) {
+	flows, _, err := loader.InspectTranslations(ebpfOptions(o, log))
+	return flows, err
 }

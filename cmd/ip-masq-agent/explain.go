@@ -99,7 +99,7 @@ func askExplain(ctx context.Context, env environment, o *options, question api.Q
 		o.datapath = leftDatapath(ctx, env)
 	}
 	say(stderr, "ip-masq-agent: %s: this is what one would do with --datapath=%s\n", err, o.datapath)
-	return explainAlone(o, question)
+	return explainAlone(env, o, question)
 }
 
 // leftDatapath is the datapath that an agent left in the kernel, else the
@@ -115,8 +115,9 @@ func leftDatapath(ctx context.Context, env environment) string {
 	return agent.IPTables
 }
 
-// explainAlone answers from the config and the node's network.
-func explainAlone(o *options, question api.Question) (api.Answer, error) {
+// explainAlone answers from the config, the node's network and the flows that an
+// agent left.
+func explainAlone(env environment, o *options, question api.Question) (api.Answer, error) {
 	network, err := route.NewTracker(route.Options{Interfaces: o.interfaces, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return api.Answer{}, fmt.Errorf("read the node's network: %w", err)
@@ -127,11 +128,12 @@ func explainAlone(o *options, question api.Question) (api.Answer, error) {
 		return api.Answer{}, fmt.Errorf("config refused: %w", err)
 	}
 	return agent.Explain(question, agent.Facts{
-		Datapath: o.datapath,
-		IPv6:     o.config.EnableIPv6,
-		Policy:   loaded.Config.Policy(o.config.EnableIPv6),
-		Network:  network.Snapshot(),
-		Path:     network.Path,
+		Datapath:     o.datapath,
+		IPv6:         o.config.EnableIPv6,
+		Policy:       loaded.Config.Policy(o.config.EnableIPv6),
+		Network:      network.Snapshot(),
+		Path:         network.Path,
+		Translations: func() ([]api.Translation, error) { return leftFlows(env) },
 	})
 }
 

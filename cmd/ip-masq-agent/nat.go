@@ -6,8 +6,10 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -53,19 +55,19 @@ func newNATListCommand(env environment) *cobra.Command {
 			if err := checkOutput(format); err != nil {
 				return err
 			}
-			client, err := agent.Dial(command.Context(), env.socket)
+			lister, err := findNATLister(command.Context(), env)
 			if err != nil {
 				return err
 			}
 			if watch {
-				return watchNAT(command.Context(), client, filter, command.OutOrStdout(), format)
+				return watchNAT(command.Context(), lister, filter, command.OutOrStdout(), format)
 			}
-			flows, err := listNAT(command.Context(), client, filter)
+			flows, err := listNAT(command.Context(), lister, filter)
 			if err != nil {
 				return err
 			}
 			if len(flows) == 0 {
-				sayWhoTranslates(command.Context(), client, command.ErrOrStderr())
+				sayWhoTranslates(command.Context(), env, command.ErrOrStderr())
 			}
 			return printAs(command.OutOrStdout(), format, flows, func(w io.Writer) error { return printNAT(w, flows) })
 		},
@@ -96,9 +98,48 @@ func natFilter(src, dst, proto string) (agent.NATFilter, error) {
 	return filter, nil
 }
 
-// natLister is an agent.Client.
+// natLister is an agent.Client, or the kernel.
 type natLister interface {
 	NAT(context.Context, agent.NATFilter) ([]api.Translation, error)
+}
+
+// findNATLister gives the agent, or the kernel where none runs.
+func findNATLister(ctx context.Context, env environment) (natLister, error) {
+	client, err := agent.Dial(ctx, env.socket)
+	if errors.Is(err, agent.ErrNotRunning) {
+		return kernelNAT{env}, nil
+	}
+	if err != nil {
+		return nil, err // not client: a nil pointer in an interface is not nil
+	}
+	return client, nil
+}
+
+// kernelNAT lists what an agent left running.
+type kernelNAT struct{ env environment }
+
+// NAT lists the translations that filter matches.
+func (k kernelNAT) NAT(_ context.Context, filter agent.NATFilter) ([]api.Translation, error) {
+	flows, err := leftFlows(k.env)
+	return slices.DeleteFunc(flows, func(t api.Translation) bool { return !filter.Match(t) }), err
+}
+
+// leftFlows are the translations of all datapaths that have their own.
+func leftFlows(env environment) ([]api.Translation, error) {
+	o, err := defaultOptions()
+	if err != nil {
+		return nil, err
+	}
+	flows := []api.Translation{}
+	err = eachDatapath(env, func(_ string, d datapath) error {
+		if d.flows == nil {
+			return nil
+		}
+		more, err := d.flows(o, slog.New(slog.DiscardHandler))
+		flows = append(flows, more...)
+		return err
+	})
+	return flows, err
 }
 
 // listNAT gives the translations in an order that people can read.
@@ -112,9 +153,14 @@ func listNAT(ctx context.Context, client natLister, filter agent.NATFilter) ([]a
 }
 
 // sayWhoTranslates tells those who look in the wrong place.
-func sayWhoTranslates(ctx context.Context, client *agent.Client, stderr io.Writer) {
-	if status, err := client.Status(ctx); err == nil && status.Datapath == agent.IPTables {
+func sayWhoTranslates(ctx context.Context, env environment, stderr io.Writer) {
+	status, err := askStatus(ctx, env)
+	switch {
+	case err != nil:
+	case status.Datapath == agent.IPTables:
 		say(stderr, "ip-masq-agent: the kernel translates for the iptables datapath: see conntrack -L --src-nat\n")
+	case status.Datapath == "":
+		say(stderr, "ip-masq-agent: %s, and none left anything\n", agent.ErrNotRunning)
 	}
 }
 

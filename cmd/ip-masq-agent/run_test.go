@@ -134,6 +134,12 @@ func (s *stage) fake(name string) datapath {
 			status, err := fake.Status()
 			return status, name == s.left, err
 		},
+		flows: func(*options, *slog.Logger) ([]api.Translation, error) {
+			if name != s.left {
+				return nil, nil
+			}
+			return fake.Translations()
+		},
 		giveWay: note("give way"),
 		cleanup: note("clean up"),
 	}
@@ -215,7 +221,6 @@ func TestExitCodes(t *testing.T) {
 		{"completion bash", exitFine, ""},
 		{"completion zsh", exitFine, ""},
 		{"completion fish", exitFine, ""},
-		{"nat list", exitFailure, "no ip-masq-agent runs in this network namespace"},
 		{"validate /nowhere", exitFailure, "/nowhere: no such file"},
 		{"--foo", exitUsage, "unknown flag: --foo (see ip-masq-agent --help)"},
 		{"-foo", exitUsage, "unknown shorthand flag: 'f' in -foo (see ip-masq-agent --help)"},
