@@ -34,7 +34,7 @@ func Inspect(opts Options) (api.DatapathStatus, bool, error) {
 			return err
 		}
 		var err error
-		status.NAT, _, err = countFlows(p.families)
+		status.NAT, err = countFlows(p.families, nil)
 		return err
 	})
 	return status, found, err

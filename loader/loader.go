@@ -57,6 +57,7 @@ type Datapath struct {
 	mu      sync.Mutex       // guards what follows against Status and Stats
 	uplinks map[int]*uplink  // by interface index
 	usable  map[outside]bool // where flows may live
+	seeded  bool             // connections that were open before are noted
 	ahead   []string         // warnings of programs before ours
 	repairs uint64
 }
@@ -121,7 +122,7 @@ func (d *Datapath) Sync(ctx context.Context, policy *prefix.Policy, network *rou
 	d.mu.Lock()
 	defer d.mu.Unlock()
 
-	steps := []struct {
+	needed := []struct {
 		name string
 		do   func() error
 	}{
@@ -129,11 +130,9 @@ func (d *Datapath) Sync(ctx context.Context, policy *prefix.Policy, network *rou
 		{"set ports", d.syncPorts},
 		{"set node addresses", func() error { return d.syncNodeAddresses(network) }},
 		{"set CIDRs", func() error { return d.syncCIDRs(policy) }},
-		{"serve uplinks", func() error { return d.syncUplinks(network) }},
-		{"take over flows", d.endTakeover},
-		{"end flows of lost addresses", d.endStrandedFlows},
+		{"learn open connections", func() error { return d.seed(policy, network) }},
 	}
-	for _, step := range steps {
+	for _, step := range needed {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -141,7 +140,12 @@ func (d *Datapath) Sync(ctx context.Context, policy *prefix.Policy, network *rou
 			return fmt.Errorf("%s: %w", step.name, err)
 		}
 	}
-	return nil
+	// A link that cannot be served must not keep the others' flows waiting.
+	err := d.syncUplinks(network)
+	if err == nil {
+		err = d.endTakeover()
+	}
+	return errors.Join(err, d.endStrandedFlows(network))
 }
 
 // Close gives up handles and goroutines. The programs go on.

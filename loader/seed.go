@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ip-masq-agent/bpf"
+	"ip-masq-agent/internal/prefix"
 	"ip-masq-agent/internal/route"
 )
 
@@ -19,7 +20,16 @@ import (
 // outside, as if the datapath had seen them come in: their replies must go out
 // as they are, also once nobody tracks them any more. ICMP has no identifier in
 // the list and is left out. Without conntrack there is nothing to learn.
-func (d *Datapath) seed(network *route.Snapshot) error {
+//
+// It is done once, where no agent before us left the datapath running.
+func (d *Datapath) seed(policy *prefix.Policy, network *route.Snapshot) error {
+	if d.seeded {
+		return nil
+	}
+	d.seeded = true
+	if slots, err := d.readSlots(); err != nil || len(slots) > 0 {
+		return err
+	}
 	own := make(map[netip.Addr]bool)
 	for _, a := range network.Addresses {
 		own[a] = true
@@ -36,6 +46,9 @@ func (d *Datapath) seed(network *route.Snapshot) error {
 			continue
 		}
 		for _, flow := range flows {
+			if opener, ok := address(flow.Forward.SrcIP); ok && keeps(policy, opener) {
+				continue // what goes there is never masqueraded
+			}
 			ok, err := f.noteInbound(flow.Forward, own, d.inboundOf(f))
 			if err != nil {
 				return fmt.Errorf("note connections from outside: %w", err)
@@ -49,6 +62,11 @@ func (d *Datapath) seed(network *route.Snapshot) error {
 		d.log.Info("noted connections that were open before", "connections", noted)
 	}
 	return nil
+}
+
+func keeps(policy *prefix.Policy, a netip.Addr) bool {
+	entry, ok := policy.Lookup(a)
+	return ok && entry.Verdict == prefix.Keep
 }
 
 func (d *Datapath) inboundOf(f *family) *ebpf.Map {

@@ -26,6 +26,14 @@ func (d *Datapath) Plan(policy *prefix.Policy, network *route.Snapshot) (string,
 
 // Status is the datapath's part of `status`.
 func (d *Datapath) Status() (api.DatapathStatus, error) {
+	status := d.attachments()
+	var err error
+	status.NAT, err = countFlows(d.families, nil)
+	return status, err
+}
+
+// attachments is the part of Status that Sync changes.
+func (d *Datapath) attachments() api.DatapathStatus {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	status := api.DatapathStatus{
@@ -43,18 +51,15 @@ func (d *Datapath) Status() (api.DatapathStatus, error) {
 	}
 	status.Warnings = append(status.Warnings, d.ahead...)
 	status.Warnings = append(status.Warnings, d.events.warnings(time.Now())...)
-	var err error
-	status.NAT, _, err = countFlows(d.families)
-	return status, err
+	return status
 }
 
 func noAddressWarning(name string) string {
 	return fmt.Sprintf("interface %s has no usable IPv4 address: what should be masqueraded there is dropped", name)
 }
 
-// countFlows counts the flows that are there, and how many share the busiest
-// remote.
-func countFlows(families []*family) (nat api.NAT, busiest int, err error) {
+// countFlows counts the flows that are there, and shows each to visit, if any.
+func countFlows(families []*family, visit func(*flow, bool)) (nat api.NAT, err error) {
 	tables := []*api.Table{&nat.V4, &nat.V6}
 	for _, f := range families {
 		t := tables[0]
@@ -62,39 +67,31 @@ func countFlows(families []*family) (nat api.NAT, busiest int, err error) {
 			t = tables[1]
 		}
 		t.Capacity = int(f.flows.MaxEntries())
-		remotes := make(map[any]int)
 		err := f.eachFlow(func(e *flow) {
 			t.Entries++
-			remotes[e.remote(f.is6)]++
+			if visit != nil {
+				visit(e, f.is6)
+			}
 		})
 		if err != nil {
-			return nat, 0, fmt.Errorf("count %s flows: %w", f, err)
-		}
-		for _, n := range remotes {
-			busiest = max(busiest, n)
+			return nat, fmt.Errorf("count %s flows: %w", f, err)
 		}
 	}
-	return nat, busiest, nil
+	return nat, nil
 }
 
-// remote4 and remote6 are what flows share ports towards.
-type remote4 struct {
-	addr  uint32
+// remote is what flows share ports towards.
+type remote struct {
+	addr  [4]uint32 // IPv4: the first word
 	port  uint16
 	proto uint8
 }
 
-type remote6 struct {
-	addr  [4]uint32
-	port  uint16
-	proto uint8
-}
-
-func (e *flow) remote(is6 bool) any {
+func (e *flow) remote(is6 bool) remote {
 	if is6 {
-		return remote6{e.key6.Daddr, e.key6.Dport, e.key6.Proto}
+		return remote{e.key6.Daddr, e.key6.Dport, e.key6.Proto}
 	}
-	return remote4{e.key4.Daddr, e.key4.Dport, e.key4.Proto}
+	return remote{[4]uint32{e.key4.Daddr}, e.key4.Dport, e.key4.Proto}
 }
 
 // dropReasons are the drops that Stats tells apart, as api.DropReasons has
@@ -137,7 +134,12 @@ func (d *Datapath) Stats() (api.Stats, error) {
 	if stats.Attempts, err = d.attempts(); err != nil {
 		return stats, err
 	}
-	nat, busiest, err := countFlows(d.families)
+	flows, busiest := make(map[remote]int), 0
+	nat, err := countFlows(d.families, func(e *flow, is6 bool) {
+		to := e.remote(is6)
+		flows[to]++
+		busiest = max(busiest, flows[to])
+	})
 	if err != nil {
 		return stats, err
 	}

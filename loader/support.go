@@ -62,11 +62,12 @@ func checkKernel() []string {
 	if len(missing) > 0 {
 		return missing
 	}
-	for _, t := range []ebpf.MapType{ebpf.LPMTrie, ebpf.Hash, ebpf.LRUHash, ebpf.PerCPUArray} {
+	for _, t := range []ebpf.MapType{ebpf.LPMTrie, ebpf.Hash, ebpf.LRUHash, ebpf.PerCPUArray, ebpf.RingBuf} {
 		check(fmt.Sprintf("BPF maps of type %s", t), ebpffeatures.HaveMapType(t))
 	}
 	for _, fn := range []asm.BuiltinFunc{
 		asm.FnFibLookup, asm.FnSkcLookupTcp, asm.FnSkLookupUdp, asm.FnSpinLock, asm.FnL4CsumReplace, asm.FnCsumUpdate,
+		asm.FnRingbufOutput,
 	} {
 		check(fmt.Sprintf("BPF helper %s", fn), ebpffeatures.HaveProgramHelper(ebpf.SchedCLS, fn))
 	}

@@ -224,18 +224,22 @@ type outside struct {
 
 // endStrandedFlows ends the flows whose address left their uplink, or whose
 // uplink is gone (nf_nat_masquerade.c): their replies would not reach us.
-func (d *Datapath) endStrandedFlows() error {
+//
+// An address that new flows do not get any more, a deprecated one for example,
+// still serves those that have it.
+func (d *Datapath) endStrandedFlows(network *route.Snapshot) error {
 	usable := make(map[outside]bool)
-	for _, u := range d.uplinks {
-		for _, rules := range [][]route.AddressRule{u.V4, u.V6} {
-			for _, r := range rules {
-				usable[outside{uint32(u.Index), r.Address}] = true
+	for _, u := range network.Uplinks {
+		for _, a := range network.Addresses {
+			if u.Up {
+				usable[outside{uint32(u.Index), a}] = true
 			}
 		}
 	}
 	if d.usable != nil && gomaps.Equal(usable, d.usable) {
 		return nil
 	}
+	ended := 0
 	for _, f := range d.families {
 		n, err := f.end(true, func(e *flow) bool {
 			return !usable[outside{e.ifindex, e.natAddr(f.is6)}]
@@ -246,7 +250,12 @@ func (d *Datapath) endStrandedFlows() error {
 		if n > 0 {
 			d.log.Info("ended flows whose address is gone", "family", f.String(), "flows", n)
 		}
+		ended += n
 	}
-	d.usable = usable
+	// What was on its way may have opened a flow behind the scan's back: only
+	// a scan that finds nothing is the last.
+	if ended == 0 {
+		d.usable = usable
+	}
 	return nil
 }

@@ -48,19 +48,11 @@ func (d *Datapath) syncUplinks(network *route.Snapshot) error {
 	if err != nil {
 		return err
 	}
-	if len(slots) == 0 {
-		if err := d.seed(network); err != nil {
-			return err
-		}
-	}
-	if err := d.leaveGone(network, slots); err != nil {
-		return err
-	}
 	if err := d.syncAddressRules(network); err != nil {
 		return err
 	}
 	d.ahead = nil
-	var errs []error
+	errs := []error{d.leaveGone(network, slots)}
 	for _, u := range network.Uplinks {
 		if err := d.serve(u, slots); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", u.Name, err))
@@ -80,25 +72,34 @@ func (d *Datapath) readSlots() (map[int]bpf.MasqUplink, error) {
 // leaveGone takes the programs from links that are not to be served any more,
 // or are gone, and frees their slots.
 func (d *Datapath) leaveGone(network *route.Snapshot, slots map[int]bpf.MasqUplink) error {
+	var errs []error
 	for slot, value := range slots {
-		index := int(value.Ifindex)
-		if network.Uplink(index) != nil {
+		if network.Uplink(int(value.Ifindex)) != nil {
 			continue
 		}
-		if u := d.uplinks[index]; u != nil {
-			delete(d.uplinks, index)
-			if err := u.close(); err != nil {
-				return err
-			}
-			d.log.Info("uplink left", "interface", u.Name)
-		}
-		if err := detach(d.opts.PinPath, value); err != nil {
-			return err
-		}
-		if err := d.maps.Uplinks.Put(uint32(slot), bpf.MasqUplink{}); err != nil {
-			return fmt.Errorf("free uplink slot %d: %w", slot, err)
+		if err := d.leave(uint32(slot), value); err != nil {
+			errs = append(errs, err)
+			continue
 		}
 		delete(slots, slot)
+	}
+	return errors.Join(errs...)
+}
+
+func (d *Datapath) leave(slot uint32, value bpf.MasqUplink) error {
+	index := int(value.Ifindex)
+	if u := d.uplinks[index]; u != nil {
+		delete(d.uplinks, index)
+		if err := u.close(); err != nil {
+			return err
+		}
+		d.log.Info("uplink left", "interface", u.Name)
+	}
+	if err := detach(d.opts.PinPath, value); err != nil {
+		return err
+	}
+	if err := d.maps.Uplinks.Put(slot, bpf.MasqUplink{}); err != nil {
+		return fmt.Errorf("free uplink slot %d: %w", slot, err)
 	}
 	return nil
 }
