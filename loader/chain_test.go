@@ -34,7 +34,7 @@ func TestAttachedAgain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			opts := testOptions(t)
+			opts := testOptions4(t)
 			opts.noTCX = tt.noTCX
 			n := newNode(t, lab.Options{}, opts)
 			conn := n.dial("udp", n.serve("udp", n.Remote.V4))
@@ -58,7 +58,7 @@ func TestAttachedAgain(t *testing.T) {
 // Programs of others run on, before ours and behind, and are told of.
 func TestForeignPrograms(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, lab.Options{}, testOptions(t))
+	n := newNode(t, lab.Options{}, testOptions4(t))
 	n.attachForeign(ebpf.AttachTCXEgress, link.Tail())
 	n.attachForeign(ebpf.AttachTCXIngress, link.Tail())
 	n.sync()
@@ -78,8 +78,7 @@ func TestForeignPrograms(t *testing.T) {
 // its number.
 func TestStalePins(t *testing.T) {
 	t.Parallel()
-	opts := testOptions(t)
-	opts.IPv6 = false
+	opts := testOptions4(t)
 	n := newNode(t, lab.Options{}, opts)
 	n.stop()
 	n.run("ip", "link", "add", "other", "type", "veth", "peer", "name", "end")

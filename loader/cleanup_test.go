@@ -190,8 +190,8 @@ func TestCleanupOfHalf(t *testing.T) {
 	} {
 		t.Run(tt.name+", "+tt.attach, func(t *testing.T) {
 			t.Parallel()
-			opts := testOptions(t)
-			opts.noTCX, opts.IPv6 = tt.attach == "tc", false
+			opts := testOptions4(t)
+			opts.noTCX = tt.attach == "tc"
 			n := &node{Lab: lab.New(t, lab.Options{Pods: -1, RoutedPods: -1}), t: t, policy: testPolicy()}
 			t.Cleanup(n.stop)
 			before := n.footprint()
@@ -228,8 +228,8 @@ func TestCleanupOfMounts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			opts := testOptions(t)
-			opts.PinPath, opts.IPv6 = tt.path, false
+			opts := testOptions4(t)
+			opts.PinPath = tt.path
 			n := &node{Lab: lab.New(t, lab.Options{Pods: -1, RoutedPods: -1}), t: t, policy: testPolicy()}
 			t.Cleanup(n.stop)
 			tt.prepare(n)
@@ -249,7 +249,7 @@ func TestCleanupOfMounts(t *testing.T) {
 // A path that is not the agent's own keeps what others have there.
 func TestCleanupOfAWrongPath(t *testing.T) {
 	t.Parallel()
-	opts := testOptions(t)
+	opts := testOptions4(t)
 	opts.PinPath = defaultBPFFS
 	n := &node{Lab: lab.New(t, lab.Options{Pods: -1, RoutedPods: -1}), t: t, policy: testPolicy()}
 	t.Cleanup(n.stop)

@@ -87,8 +87,7 @@ func openFiles(t *testing.T) int {
 }
 
 func TestInspectFindsFaults(t *testing.T) {
-	opts := testOptions(t)
-	opts.IPv6 = false
+	opts := testOptions4(t)
 	n := newNode(t, lab.Options{Pods: -1, RoutedPods: -1, SecondUplink: true}, opts)
 	n.stop()
 	warns := func(want ...string) {
@@ -126,8 +125,7 @@ func TestInspectFindsFaults(t *testing.T) {
 }
 
 func TestInspectWithoutRights(t *testing.T) {
-	opts := testOptions(t)
-	opts.IPv6 = false
+	opts := testOptions4(t)
 	n := newNode(t, lab.Options{Pods: -1, RoutedPods: -1}, opts)
 	err := n.Node.Do(func() error {
 		// Of this thread alone, which ends with the function.

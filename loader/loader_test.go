@@ -37,6 +37,14 @@ func testOptions(tb testing.TB) Options {
 	}
 }
 
+// testOptions4 are for tests to which IPv6 makes no difference: what is checked
+// in half the time by the kernel.
+func testOptions4(tb testing.TB) Options {
+	opts := testOptions(tb)
+	opts.IPv6 = false
+	return opts
+}
+
 // attachments are both ways to attach programs. Kernels with TCX are made to do
 // without.
 func attachments() map[string]bool { return map[string]bool{"tcx": false, "tc": true} }
@@ -260,9 +268,7 @@ func (n *node) keeps(network string, is6 bool) {
 }
 
 func TestIPv6Off(t *testing.T) {
-	opts := testOptions(t)
-	opts.IPv6 = false
-	n := newNode(t, lab.Options{}, opts)
+	n := newNode(t, lab.Options{}, testOptions4(t))
 	n.translates("tcp", false)
 	conn := n.dial("tcp", n.serve("tcp", n.Remote.V6))
 	if conn.Seen.String() != conn.LocalAddr().String() {

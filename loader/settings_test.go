@@ -98,7 +98,7 @@ func TestEveryStateHasATimeout(t *testing.T) {
 // Timeouts and ports are the node's, as they are at each Sync.
 func TestSettingsFollowSysctls(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, lab.Options{Pods: -1, RoutedPods: -1, Conntrack: true}, testOptions(t))
+	n := newNode(t, lab.Options{Pods: -1, RoutedPods: -1, Conntrack: true}, testOptions4(t))
 	check := func(state bpf.MasqFlowState, want uint32, low uint32) {
 		t.Helper()
 		var seconds uint32

@@ -48,7 +48,7 @@ func TestAddressRemoved(t *testing.T) {
 // Without any address nothing leaks, and the drops are counted.
 func TestNoAddress(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, lab.Options{}, testOptions(t))
+	n := newNode(t, lab.Options{}, testOptions4(t))
 	wire := lab.NewCapture(t, n.Wires[0])
 	n.run("ip", "addr", "flush", "dev", "eth0", "scope", "global")
 	n.run("ip", "addr", "add", "203.0.113.10/24", "scope", "link", "dev", "eth0") // routes, but masquerades nothing
@@ -76,7 +76,7 @@ func TestUplinkComesAndGoes(t *testing.T) {
 	for attach, noTCX := range attachments() {
 		t.Run(attach, func(t *testing.T) {
 			t.Parallel()
-			opts := testOptions(t)
+			opts := testOptions4(t)
 			opts.noTCX = noTCX
 			n := newNode(t, lab.Options{SecondUplink: true}, opts)
 			names := func() string {
@@ -134,7 +134,7 @@ func TestUplinkComesAndGoes(t *testing.T) {
 // A slot is given to the next link, not lost.
 func TestSlots(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, lab.Options{Pods: -1, RoutedPods: -1}, testOptions(t))
+	n := newNode(t, lab.Options{Pods: -1, RoutedPods: -1}, testOptions4(t))
 	slots := func() []int {
 		t.Helper()
 		have, err := n.d.readSlots()
@@ -148,7 +148,7 @@ func TestSlots(t *testing.T) {
 		slices.Sort(used)
 		return used
 	}
-	for range 3 {
+	for range 2 {
 		n.run("ip", "tuntap", "add", "t0", "mode", "tun")
 		n.run("ip", "link", "set", "t0", "up")
 		n.run("ip", "route", "add", "192.88.99.0/24", "dev", "t0")
@@ -168,7 +168,7 @@ func TestSlots(t *testing.T) {
 // next hop.
 func TestSubnetBroadcast(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, lab.Options{Pods: -1, RoutedPods: -1}, testOptions(t))
+	n := newNode(t, lab.Options{Pods: -1, RoutedPods: -1}, testOptions4(t))
 	n.run("ip", "addr", "del", "198.51.100.10/24", "dev", "eth0")
 	n.sync()
 	wire := lab.NewCapture(t, n.Wires[0])
@@ -185,4 +185,29 @@ func TestSubnetBroadcast(t *testing.T) {
 	if got.Src != n.Secondary.V4 {
 		t.Errorf("seen from %s, want %s", got.Src, n.Secondary.V4)
 	}
+}
+
+// An address that new flows do not get any more still serves its flows.
+func TestDeprecatedAddressKeepsItsFlows(t *testing.T) {
+	n := newNode(t, lab.Options{}, testOptions(t))
+	c := n.dial("tcp", n.serve("tcp", n.Remote.V6))
+	n.goesOn(c)
+	n.run("ip", "address", "add", "2001:db8:113::99/64", "dev", "eth0")
+	n.run("ip", "address", "change", n.Addresses.Node.V6.String()+"/64", "dev", "eth0", "preferred_lft", "0")
+	n.sync()
+	n.goesOn(c)
+}
+
+// The uplink's MAC changes before the agent hears of it.
+func TestAnotherMACDoesNotLeak(t *testing.T) {
+	n := newNode(t, lab.Options{}, testOptions(t))
+	wire := lab.NewCapture(t, n.Wires[0])
+	n.run("ip", "link", "set", "eth0", "address", "02:00:00:aa:bb:cc")
+	pod, remote := n.Pods[0], n.Remote.V4
+	sent := lab.UDP(netip.AddrPortFrom(pod.V4, 4000), netip.AddrPortFrom(remote, 53), []byte("datagram"))
+	if err := pod.Link.Send(sent); err != nil {
+		t.Fatal(err)
+	}
+	wire.Await(t, "the datagram", func(p *lab.Packet) bool { return p.Dst == remote })
+	wire.NoPodAddress(t)
 }
