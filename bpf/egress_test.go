@@ -38,7 +38,7 @@ func TestExemptKindsAreLeftAlone(t *testing.T) {
 		}).in(v4),
 		single("unspecified source", 43, func(h hosts) step { return leaves(udp(addr("::"), 1000, h.remote, 53), exempt) }).in(v6),
 		single("DHCP renewal", 42, func(h hosts) step { return leaves(udp(h.node, 68, h.router, 67), exempt) }).in(v4),
-		single("DHCP discovery", 42, func(h hosts) step {
+		single("DHCP discovery", 42, func(hosts) step {
 			return leaves(udp(addr("0.0.0.0"), 68, addr("255.255.255.255"), 67), exempt)
 		}).in(v4),
 		single("DHCP ports are no excuse for a pod", 42, func(h hosts) step {

@@ -166,7 +166,7 @@ func load(t testing.TB, c config, programs ...string) *datapath {
 	d := build(t, c, programs)
 	t.Cleanup(func() {
 		d.coll.Close()
-		if err := d.MasqMaps.Close(); err != nil {
+		if err := d.Close(); err != nil {
 			t.Error("close maps:", err)
 		}
 	})

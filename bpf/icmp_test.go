@@ -28,7 +28,7 @@ func quotable(h hosts) map[string]packet {
 // a flow like that of p, and says what went in and came out.
 var changes = map[string]func(d *datapath, h hosts, p packet) (inside, outside packet){
 	"address": func(d *datapath, _ hosts, p packet) (packet, packet) { return p, d.open(p) },
-	"port": func(d *datapath, h hosts, p packet) (packet, packet) {
+	"port": func(d *datapath, _ hosts, p packet) (packet, packet) {
 		own := d.open(p)
 		return own, d.open(own)
 	},

@@ -191,7 +191,7 @@ func connecting(t *testing.T, h hosts, sport, dport int) {
 	if err := unix.Bind(fd, local); err != nil {
 		t.Fatal("bind:", err)
 	}
-	if err := unix.Connect(fd, remote); err != syscall.EINPROGRESS {
+	if err := unix.Connect(fd, remote); !errors.Is(err, syscall.EINPROGRESS) {
 		t.Fatal("connect:", err)
 	}
 }

@@ -270,9 +270,7 @@ func (p packet) header4(more bool) *layers.IPv4 {
 	if more {
 		ip.Flags = layers.IPv4MoreFragments
 	}
-	for _, option := range splitOptions(p.options) {
-		ip.Options = append(ip.Options, option)
-	}
+	ip.Options = append(ip.Options, splitOptions(p.options)...)
 	return ip
 }
 

@@ -166,10 +166,11 @@ func slotsOf(id ebpf.ProgramID) (map[int]bpf.MasqUplink, error) {
 		if err != nil {
 			return nil, err
 		}
+		var read error
 		if info, err := m.Info(); err == nil && info.Name == bpf.MasqMapUplinks {
-			err = readSlots(m, func(_ uint32, value bpf.MasqUplink) { slots[int(value.Ifindex)] = value })
+			read = readSlots(m, func(_ uint32, value bpf.MasqUplink) { slots[int(value.Ifindex)] = value })
 		}
-		if err := errors.Join(err, m.Close()); err != nil {
+		if err := errors.Join(read, m.Close()); err != nil {
 			return nil, err
 		}
 	}
