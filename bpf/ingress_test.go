@@ -5,6 +5,8 @@ package bpf
 import (
 	"testing"
 	"time"
+
+	"github.com/cilium/ebpf"
 )
 
 func TestRepliesToConnectionsFromOutsideAreKept(t *testing.T) {
@@ -141,31 +143,53 @@ func TestWhoseReplyItIs(t *testing.T) {
 }
 
 func TestNotesHaveTheirTime(t *testing.T) {
-	d := borrow(t, config{})
-	age := func(p packet, by time.Duration) {
-		value := MasqInbound{LastSeen: monotonic() - uint64(by)}
-		inbounds := d.InboundV4
-		if p.src.Is6() {
-			inbounds = d.InboundV6
-		}
-		d.put(inbounds, p.tuple().key(), &value)
-	}
 	for _, h := range families {
 		t.Run(h.String(), func(t *testing.T) {
-			d.forget(t, config{})
+			d := borrow(t, config{})
 			syn, datagram := tcp(h.remote, 50000, h.pod, 80, "S"), udp(h.remote, 50000, h.pod, 53)
+			answer, synAck := datagram.reply(), syn.reply()
 			d.take("SYN", arrives(syn, inbound))
 			d.take("datagram", arrives(datagram, inbound))
-			age(datagram.reply(), 119*time.Second)
-			d.take("late answer", leaves(datagram.reply(), keepReply))
-			age(datagram.reply(), 121*time.Second)
-			d.take("too late", leaves(datagram.reply(), opened, datagram.reply().from(h.node, 53)))
-			age(syn.reply(), 100*time.Hour)
-			d.take("after days", leaves(syn.reply(), keepReply))
-			age(syn.reply(), 121*time.Hour)
-			d.take("too late", leaves(syn.reply(), dropInvalid))
+			d.ageNote(answer, 119*time.Second)
+			d.take("late answer", leaves(answer, keepReply))
+			if idle := d.noteIdle(answer); idle > time.Minute {
+				t.Errorf("an answer leaves the note %v old", idle)
+			}
+			d.ageNote(answer, 100*time.Second)
+			d.take("another datagram", arrives(datagram, inbound))
+			if idle := d.noteIdle(answer); idle > time.Minute {
+				t.Errorf("a datagram leaves the note %v old", idle)
+			}
+			d.ageNote(answer, 121*time.Second)
+			d.take("too late", leaves(answer, opened, answer.from(h.node, 53)))
+			d.ageNote(synAck, 100*time.Hour)
+			d.take("after days", leaves(synAck, keepReply))
+			d.ageNote(synAck, 121*time.Hour)
+			d.take("too late", leaves(synAck, dropInvalid))
 		})
 	}
+}
+
+func (d *datapath) notes(p packet) *ebpf.Map {
+	if p.src.Is6() {
+		return d.InboundV6
+	}
+	return d.InboundV4
+}
+
+// ageNote makes the note that a packet answers so old, noteIdle is how old.
+func (d *datapath) ageNote(p packet, by time.Duration) {
+	d.Helper()
+	d.put(d.notes(p), p.tuple().key(), &MasqInbound{LastSeen: monotonic() - uint64(by)})
+}
+
+func (d *datapath) noteIdle(p packet) time.Duration {
+	d.Helper()
+	var note MasqInbound
+	if err := d.notes(p).Lookup(p.tuple().key(), &note); err != nil {
+		d.Fatalf("note that %v answers: %v", p, err)
+	}
+	return time.Duration(monotonic() - note.LastSeen)
 }
 
 // Trap 36: the reply may come back another way.

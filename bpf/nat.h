@@ -207,7 +207,8 @@ static __always_inline bool refresh(struct flow *flow, const struct packet *pkt,
 		flow->state = state;
 		flow->last_seen = now;
 	}
-	if (direction == DIRECTION_EGRESS && pkt->proto == IPPROTO_TCP)
+	if (direction == DIRECTION_EGRESS && pkt->proto == IPPROTO_TCP &&
+	    !(pkt->flags & PACKET_LATER))
 		note_sequence(flow, pkt);
 	return due;
 }

@@ -230,6 +230,11 @@ func device(t *testing.T) netlink.Link {
 			LinkIndex: link.Index, Dst: destination, Gw: via.AsSlice(),
 		}))
 	}
+	// One neighbour is known, so that the kernel goes on to compare the MTU.
+	steps = append(steps, netlink.NeighSet(&netlink.Neigh{
+		LinkIndex: link.Attrs().Index, State: netlink.NUD_PERMANENT,
+		IP: addr("198.51.100.1").AsSlice(), HardwareAddr: routerMAC[:],
+	}))
 	if err := errors.Join(steps...); err != nil {
 		t.Fatal("make uplink:", err)
 	}

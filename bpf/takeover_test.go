@@ -61,6 +61,24 @@ func TestSYNTakesTheOnlyPortOfAClosingConnection(t *testing.T) {
 	}
 }
 
+// What is sent again does not open the old connection's window to a new one.
+func TestNoTakeoverInsideTheOldWindow(t *testing.T) {
+	d := borrow(t, config{ports: onlyPorts(50000, 50000)})
+	for _, h := range families {
+		first := tcp(h.pod, 40000, h.remote, 80, "A")
+		first.seq = 5000
+		again := first
+		again.seq = 3000
+		outside := d.open(first)
+		outside.seq = 3000
+		d.take("sent again", leaves(again, translated, outside))
+		d.change(first, func(_, _ *uint64, state, _ *uint8) { *state = uint8(MasqFlowStateFLOW_TCP_TIME_WAIT) })
+		second := tcp(h.podB, 40000, h.remote, 80, "S")
+		second.seq = 4000
+		d.take("second", leaves(second, portExhausted))
+	}
+}
+
 func TestNoTakeoverWhileThereArePorts(t *testing.T) {
 	d := borrow(t, config{})
 	for _, h := range families {
@@ -192,4 +210,19 @@ func events(t *testing.T, reader *ringbuf.Reader) (all []MasqEvent) {
 		}
 		all = append(all, event)
 	}
+}
+
+// Where a connection has got to does not go back with a segment sent again.
+func TestTakeoverMindsTheNewestByte(t *testing.T) {
+	d := borrow(t, config{ports: onlyPorts(50000, 50000)})
+	first := tcp(v4.pod, 40000, v4.remote, 80, "A")
+	first.seq = 5000
+	outside := d.open(first)
+	again, againOutside := first, outside
+	again.seq, againOutside.seq = 3000, 3000
+	d.take("sent again", leaves(again, translated, againOutside))
+	d.change(first, func(_, _ *uint64, state, _ *uint8) { *state = uint8(MasqFlowStateFLOW_TCP_TIME_WAIT) })
+	second := tcp(v4.podB, 40000, v4.remote, 80, "S")
+	second.seq = 4000
+	d.take("in the old window", leaves(second, portExhausted))
 }
