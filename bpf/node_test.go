@@ -223,7 +223,7 @@ func device(t *testing.T) netlink.Link {
 		steps = append(steps, netlink.AddrAdd(link, address))
 	}
 	for to, via := range map[string]netip.Addr{
-		"0.0.0.0/0": v4.router, "9.9.9.0/24": addr("198.51.100.1"), "::/0": v6.router,
+		"0.0.0.0/0": v4.router, "9.9.9.0/24": addr("198.51.100.1"), "9.9.8.0/24": addr("198.51.100.2"), "::/0": v6.router,
 	} {
 		_, destination, err := net.ParseCIDR(to)
 		steps = append(steps, err, netlink.RouteAdd(&netlink.Route{
@@ -254,6 +254,7 @@ func TestAddressIsThatOfTheNextHop(t *testing.T) {
 		{"by the default route", v4.remote, v4.node, 8},
 		{"on the second subnet", addr("198.51.100.7"), second, 8},
 		{"through a gateway on the second subnet", addr("9.9.9.9"), second, 8},
+		{"through a gateway that is no neighbour yet", addr("9.9.8.9"), second, 8},
 		{"larger than the MTU", addr("9.9.9.9"), second, 1400},
 		{"IPv6 by the default rule", v6.remote, v6.node, 8},
 		{"IPv6 by destination", v6.remoteB, v6.secondary, 8},
