@@ -15,6 +15,7 @@
 #include "parse.h"
 #include "policy.h"
 #include "stats.h"
+#include "sweep.h"
 
 /* Keeps the enums that no map mentions in the BTF, where bpf2go finds them. */
 const volatile struct {
