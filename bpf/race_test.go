@@ -5,6 +5,7 @@ package bpf
 import (
 	"encoding/binary"
 	"fmt"
+	"net/netip"
 	"os"
 	"runtime"
 	"sync"
@@ -25,11 +26,7 @@ func pinned(t *testing.T, turns int, f func(thread, turn int) error) {
 	for thread := range at {
 		group.Go(func() {
 			defer at[thread].Store(int64(turns))
-			runtime.LockOSThread() // never unlocked: the thread dies with its affinity
-			var cpus unix.CPUSet
-			cpus.Set(thread % runtime.NumCPU())
-			if err := unix.SchedSetaffinity(0, &cpus); err != nil {
-				errs[thread] = fmt.Errorf("pin thread %d: %w", thread, err)
+			if errs[thread] = stayOnCPU(thread); errs[thread] != nil {
 				return
 			}
 			for turn := range turns {
@@ -53,6 +50,31 @@ func pinned(t *testing.T, turns int, f func(thread, turn int) error) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// stayOnCPU keeps the goroutine on the n-th of the CPUs that it may use, or the
+// first again where there are less.
+func stayOnCPU(n int) error {
+	runtime.LockOSThread() // never unlocked: the thread dies with its affinity
+	var allowed, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
+		return fmt.Errorf("ask for the CPUs: %w", err)
+	}
+	n %= allowed.Count()
+	for cpu := range len(allowed) * 64 {
+		if !allowed.IsSet(cpu) {
+			continue
+		}
+		if n == 0 {
+			one.Set(cpu)
+			break
+		}
+		n--
+	}
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		return fmt.Errorf("stay on a CPU: %w", err)
+	}
+	return nil
 }
 
 // racer sends a packet with a port that changes with the turn. Ports of two
@@ -191,6 +213,45 @@ func TestRaceWithTheSweep(t *testing.T) {
 			}
 			if drops > turns/10 {
 				t.Errorf("%d packets dropped", drops)
+			}
+		})
+	}
+}
+
+// Two pods open and reset connections through the only port there is, and take
+// it over from each other.
+func TestRaceToTakeOver(t *testing.T) {
+	turns := raceTurns()
+	for _, h := range families {
+		t.Run(h.String(), func(t *testing.T) {
+			d := load(t, config{ports: onlyPorts(50000, 50000)})
+			var racers [2][2]*racer // by pod: one that opens, one that resets
+			for pod, src := range []netip.Addr{h.pod, h.podB} {
+				for i, flags := range []string{"S", "R"} {
+					racers[pod][i] = newRacer(d, tcp(src, 40000, h.remote, 0, flags))
+				}
+			}
+			won := [2]int{}
+			pinned(t, turns, func(thread, turn int) error {
+				for i, r := range racers[thread] {
+					binary.BigEndian.PutUint32(r.frame[r.at+2:], uint32(2*turn+i)<<4)
+					binary.BigEndian.PutUint16(r.frame[r.at:], uint16(turn%2))
+					action, _, err := d.exec(egress, r.frame, r.out)
+					if err != nil {
+						return err
+					}
+					if i == 0 && action == actionPass {
+						won[thread]++
+					}
+				}
+				return nil
+			})
+			t.Logf("opened: %d by the first pod, %d by the second", won[0], won[1])
+			if won[0] == 0 || won[1] == 0 {
+				t.Error("a pod never got the port")
+			}
+			if flows := d.checkPairs(); len(flows) > 2 {
+				t.Errorf("%d flows on one port to two remotes", len(flows))
 			}
 		})
 	}

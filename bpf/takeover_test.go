@@ -6,14 +6,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"os"
-	"runtime"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf/ringbuf"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"golang.org/x/sys/unix"
 )
 
 // Trap 48: where no port is left, a new connection may have that of one that is
@@ -159,7 +157,9 @@ func TestEvents(t *testing.T) {
 		for _, h := range families {
 			t.Run(name+"/"+h.String(), func(t *testing.T) {
 				d := load(t, tt.c)
-				stayOnOneCPU(t)
+				if err := stayOnCPU(0); err != nil { // each CPU tells its own events
+					t.Fatal(err)
+				}
 				reader, err := ringbuf.NewReader(d.Events)
 				if err != nil {
 					t.Fatal(err)
@@ -178,17 +178,6 @@ func TestEvents(t *testing.T) {
 				}
 			})
 		}
-	}
-}
-
-// stayOnOneCPU keeps the test there: each CPU tells its own events.
-func stayOnOneCPU(t *testing.T) {
-	t.Helper()
-	runtime.LockOSThread() // never unlocked: the thread dies with its affinity
-	var cpus unix.CPUSet
-	cpus.Set(0)
-	if err := unix.SchedSetaffinity(0, &cpus); err != nil {
-		t.Fatal("stay on one CPU:", err)
 	}
 }
 
