@@ -137,6 +137,9 @@ func TestPortsNotAllowedAreChanged(t *testing.T) {
 			arrives(p.from(h.node, 50000).reply(), translated, p.reply()),
 			leaves(low, opened, low.from(h.node, 50000)),
 		}
+	}}, {name: "kept of SCTP", trap: 46, config: config{ports: onlyPorts(50000, 50000)}, steps: func(h hosts) []step {
+		p := sctp(h.pod, 40000, h.remote, 80)
+		return []step{leaves(p, opened, p.from(h.node, 40000))}
 	}}, {name: "kept when allowed", trap: 6, config: config{ports: pool}, steps: func(h hosts) []step {
 		p := udp(h.pod, 50002, h.remote, 53)
 		return []step{leaves(p, opened, p.from(h.node, 50002))}

@@ -207,6 +207,41 @@ func TestUplinkDecides(t *testing.T) {
 	})
 }
 
+// Each uplink's programs know their own slot.
+func TestSlotOfTheUplink(t *testing.T) {
+	c := config{slot: 3}
+	d := borrow(t, c)
+	d.put(d.Uplinks, uint32(0), &MasqUplink{AddrV4: be32(v4.secondary), Flags: uint8(MasqUplinkFlagUPLINK_ONE_V4)})
+	for _, h := range families {
+		p := udp(h.pod, 40000, h.remote, 53)
+		d.take("packet", leaves(p, opened, p.from(h.node, 40000)))
+	}
+}
+
+// The device may have got another MAC a moment ago: where the kernel lets us,
+// what it has now counts as well as what the agent wrote.
+func TestMACThatTheDeviceHasNow(t *testing.T) {
+	link := device(t)
+	for _, ctinfo := range []bool{false, true} {
+		c := config{ctinfo: ctinfo}
+		d := borrow(t, c)
+		d.ifindex = uint32(link.Attrs().Index)
+		d.uplink(0, c)
+		for _, h := range families {
+			p := udp(h.pod, 40000, h.remote, 53)
+			d.take("the agent's", leaves(p, opened, p.from(h.node, 40000)))
+			p.mac = [6]uint8(link.Attrs().HardwareAddr)
+			s := leaves(p, foreign)
+			if ctinfo {
+				s = leaves(p, translated, p.from(h.node, 40000))
+			}
+			d.take("the device's", s)
+			p.mac = [6]uint8{2, 0, 0, 0, 0, 0x77}
+			d.take("a child's", leaves(p, foreign))
+		}
+	}
+}
+
 // The kernel tells a frame's protocol by octets 12 and 13, so where it begins
 // with the IP header these have to be in the source address.
 func TestNoEthernetHeader(t *testing.T) {

@@ -61,6 +61,8 @@ func (d *datapath) prepare(t testing.TB) {
 	d.counts()
 }
 
+// Coverage is of this test, not of the datapath: run these with
+// -fuzzminimizetime 1x.
 func FuzzEgress(f *testing.F)  { fuzz(f, egress) }
 func FuzzIngress(f *testing.F) { fuzz(f, ingress) }
 

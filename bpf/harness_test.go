@@ -63,6 +63,7 @@ type config struct {
 	noIPv6      bool
 	ctLookup    bool
 	ctinfo      bool
+	slot        uint32
 	noHeader    bool // the uplink's frames begin with the IP header
 	noAddress   bool // the uplink has no address of its own
 	byRule      bool // addresses come from the address rules
@@ -129,7 +130,7 @@ func spec(t testing.TB, c config) *ebpf.CollectionSpec {
 	}
 	spec := loaded.Copy()
 	for name, value := range map[string]any{
-		MasqVarCfgSlot:        uint32(0),
+		MasqVarCfgSlot:        c.slot,
 		MasqVarCfgIpv6:        !c.noIPv6,
 		MasqVarCfgRandomFully: c.randomFully,
 		MasqVarCfgDropInvalid: !c.passInvalid,
@@ -231,7 +232,7 @@ func (d *datapath) put(m *ebpf.Map, key, value any) {
 // node's, and everything behind it in the non-masquerade CIDRs.
 func (d *datapath) fill(c config) {
 	d.Helper()
-	d.uplink(0, c)
+	d.uplink(c.slot, c)
 	for state, seconds := range kernelTimeouts {
 		d.timeout(MasqFlowState(state), seconds)
 	}

@@ -34,6 +34,12 @@ func TestNodesOwnPacketsStay(t *testing.T) {
 			)
 		}
 		return steps
+	}}, {name: "kept when pods get random ports", trap: 65, config: config{randomFully: true}, steps: func(h hosts) []step {
+		return []step{
+			leaves(udp(h.node, 40000, h.remote, 53), keepNode),
+			leaves(h.ping(h.node, h.remote, 7), nodeOpened),
+			leaves(h.ping(h.node, h.remote, 7), keepNode),
+		}
 	}}, {name: "safe from a pod that would take its tuple", trap: 45, steps: func(h hosts) []step {
 		own := raw(h.node, h.remote, protoESP)
 		return []step{
@@ -238,7 +244,11 @@ func device(t *testing.T) netlink.Link {
 	if err := errors.Join(steps...); err != nil {
 		t.Fatal("make uplink:", err)
 	}
-	return link
+	made, err := netlink.LinkByName(link.Name)
+	if err != nil {
+		t.Fatal("find uplink:", err)
+	}
+	return made
 }
 
 // Trap 39: the address follows from the next hop in IPv4, as MASQUERADE has it.
