@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -200,10 +201,9 @@ func clsact(ifindex int) *netlink.GenericQdisc {
 // translated whose reply would not find its way back.
 func detach(pinPath string, value bpf.MasqUplink) error {
 	ifindex := int(value.Ifindex)
-	for i := range directions() {
-		dir := directions()[len(directions())-1-i]
-		if err := os.Remove(linkPin(pinPath, ifindex, dir)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("unpin %s: %w", dir.program, err)
+	for _, dir := range slices.Backward(directions()) {
+		if err := detachTCX(linkPin(pinPath, ifindex, dir)); err != nil {
+			return fmt.Errorf("detach %s: %w", dir.program, err)
 		}
 		if err := removeFilters(ifindex, dir, func(uint16) bool { return true }); err != nil {
 			return err
@@ -213,6 +213,22 @@ func detach(pinPath string, value bpf.MasqUplink) error {
 		return nil
 	}
 	return removeClsact(ifindex)
+}
+
+// detachTCX detaches a pinned link, if there is one, and removes the pin. The
+// kernel would detach it some time after its last pin is gone; this waits.
+func detachTCX(pin string) error {
+	pinned, err := link.LoadPinnedLink(pin, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return os.Remove(pin) // no link, or none that we may open
+	}
+	if err := pinned.Detach(); err != nil && !errors.Is(err, ebpf.ErrNotSupported) && !errors.Is(err, unix.ENOLINK) {
+		return errors.Join(err, pinned.Close())
+	}
+	return errors.Join(pinned.Unpin(), pinned.Close())
 }
 
 // listFilters gives a direction's filters in the order in which they run, none
