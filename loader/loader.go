@@ -10,6 +10,7 @@ import (
 	"sync"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/rlimit"
 
 	"ip-masq-agent/bpf"
@@ -96,11 +97,13 @@ func New(opts Options) (*Datapath, error) {
 
 // prepare makes the parts of d that must be given back.
 func (d *Datapath) prepare() (err error) {
-	d.features = probe(d.spec)
+	types := btf.NewCache()
+	d.features = probe(d.spec, types)
 	d.log.Info("kernel features", "features", d.features)
 	if d.maps, err = openMaps(d.spec, d.opts); err != nil {
 		return err
 	}
+	d.maps.types = types
 	if d.families, err = newFamilies(d.spec, d.maps, d.opts.IPv6); err != nil {
 		return err
 	}
@@ -142,6 +145,7 @@ func (d *Datapath) Sync(ctx context.Context, policy *prefix.Policy, network *rou
 	}
 	// A link that cannot be served must not keep the others' flows waiting.
 	err := d.syncUplinks(network)
+	d.maps.types = nil // megabytes, and a link that comes later can wait for them
 	if err == nil {
 		err = d.endTakeover()
 	}

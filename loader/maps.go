@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 
 	"ip-masq-agent/bpf"
 )
@@ -36,6 +37,7 @@ type maps struct {
 	byName   map[string]*ebpf.Map // to load programs with
 	before   []*natMaps           // of another size, from which flows are to be taken over
 	replaced uint64               // when they were copied
+	types    *btf.Cache           // the kernel's, to load programs with; nil: not kept
 }
 
 // openMaps opens the pinned maps and makes those that are not there.

@@ -27,7 +27,7 @@ func loadPrograms(spec *ebpf.CollectionSpec, m *maps, constants map[string]any, 
 			return nil, fmt.Errorf("set %s: %w", name, err)
 		}
 	}
-	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: m.byName})
+	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: m.byName, Cache: m.types})
 	if err != nil {
 		return nil, fmt.Errorf("load programs: %w", err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
 	ebpffeatures "github.com/cilium/ebpf/features"
 	"golang.org/x/sys/unix"
 
@@ -78,18 +79,25 @@ func checkKernel() []string {
 }
 
 // probe finds out by loading whether optional parts of the programs work.
-func probe(spec *ebpf.CollectionSpec) features {
+func probe(spec *ebpf.CollectionSpec, types *btf.Cache) features {
 	return features{
-		CTInfo:   loads(spec, bpf.MasqProgProbeCtinfo),
-		CTLookup: loads(spec, bpf.MasqProgProbeCtLookup),
+		CTInfo:   loads(spec, types, bpf.MasqProgProbeCtinfo),
+		CTLookup: loads(spec, types, bpf.MasqProgProbeCtLookup),
 	}
 }
 
-func loads(spec *ebpf.CollectionSpec, program string) bool {
-	p := spec.Programs[program].Copy()
-	prog, err := ebpf.NewProgramWithOptions(p, ebpf.ProgramOptions{LogDisabled: true})
+func loads(spec *ebpf.CollectionSpec, types *btf.Cache, program string) bool {
+	alone := &ebpf.CollectionSpec{
+		Programs:  map[string]*ebpf.ProgramSpec{program: spec.Programs[program].Copy()},
+		Types:     spec.Types,
+		ByteOrder: spec.ByteOrder,
+	}
+	collection, err := ebpf.NewCollectionWithOptions(alone, ebpf.CollectionOptions{
+		Programs: ebpf.ProgramOptions{LogDisabled: true}, Cache: types,
+	})
 	if err != nil {
 		return false
 	}
-	return prog.Close() == nil
+	collection.Close()
+	return true
 }
