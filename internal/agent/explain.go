@@ -125,13 +125,13 @@ func (e *explanation) localReason() string {
 }
 
 // live looks for the translation that the flow already has: a connection keeps
-// what its first packet got, whatever the config says now. It does not if it now
-// leaves where that address is not one to use.
+// what its first packet got, whatever the config says now, unless it leaves
+// through another uplink now.
 func (e *explanation) live() (api.Answer, bool, error) {
 	flow, found, err := e.translation(func(t api.Translation) bool {
 		return t.Src == e.Src && t.SPort == e.Sport
 	})
-	if err != nil || !found || !gives(e.uplink, flow.NATAddr) {
+	if err != nil || !found || e.elsewhere(flow.NATAddr) {
 		return api.Answer{}, false, err
 	}
 	return api.Answer{
@@ -160,10 +160,18 @@ func (e *explanation) translation(match func(api.Translation) bool) (api.Transla
 	return api.Translation{}, false, nil
 }
 
-// gives reports whether the uplink has the address among those it masquerades
-// with.
-func gives(u *route.Uplink, address netip.Addr) bool {
-	return slices.ContainsFunc(slices.Concat(u.V4, u.V6), func(r route.AddressRule) bool { return r.Address == address })
+// elsewhere reports whether an address is one that other uplinks masquerade with,
+// and not the one in question. What none does, a deprecated one, can be anywhere.
+func (e *explanation) elsewhere(address netip.Addr) bool {
+	others := false
+	for _, u := range e.Network.Uplinks {
+		gives := slices.ContainsFunc(slices.Concat(u.V4, u.V6), func(r route.AddressRule) bool { return r.Address == address })
+		if gives && u.Index == e.path.LinkIndex {
+			return false
+		}
+		others = others || gives
+	}
+	return others
 }
 
 // decide answers for a new connection.

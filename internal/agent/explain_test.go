@@ -75,11 +75,15 @@ func TestExplain(t *testing.T) {
 	}, {
 		Family: 4, Proto: "tcp",
 		Src: netip.MustParseAddr("10.244.0.9"), SPort: 4000, Dst: netip.MustParseAddr("8.8.8.8"), DPort: 53,
-		NATAddr: netip.MustParseAddr("192.0.2.99"), NATPort: 40000,
+		NATAddr: netip.MustParseAddr("192.0.2.99"), NATPort: 40000, // of eth2
 	}, {
 		Family: 6, Proto: "icmpv6",
 		Src: netip.MustParseAddr("fd00::9"), SPort: 7, Dst: netip.MustParseAddr("2001:db8:1::1"),
 		NATAddr: netip.MustParseAddr("2001:db8::1"), NATPort: 8,
+	}, {
+		Family: 6, Proto: "udp",
+		Src: netip.MustParseAddr("fd00::9"), SPort: 7, Dst: netip.MustParseAddr("2001:db8:1::1"), DPort: 53,
+		NATAddr: netip.MustParseAddr("2001:db8::dead"), NATPort: 9,
 	}}
 	for _, test := range []struct {
 		name, datapath string
@@ -185,6 +189,11 @@ func TestExplain(t *testing.T) {
 			question: api.Question{Proto: "icmp", Sport: 7}, want: api.Answer{
 				Verdict: "masquerade", Reason: "the flow is translated to [2001:db8::1]:8 since its first packet",
 				SNATAddress: netip.MustParseAddr("2001:db8::1"), Interface: "eth0",
+			}},
+		{name: "a live flow of a deprecated address", datapath: EBPF, src: "fd00::9", dst: "2001:db8:1::1",
+			question: api.Question{Proto: "udp", Sport: 7, Dport: 53}, want: api.Answer{
+				Verdict: "masquerade", Reason: "the flow is translated to [2001:db8::dead]:9 since its first packet",
+				SNATAddress: netip.MustParseAddr("2001:db8::dead"), Interface: "eth0",
 			}},
 		{name: "a flow that leaves elsewhere now", datapath: EBPF, src: "10.244.0.9", dst: "8.8.8.8",
 			question: api.Question{Proto: "tcp", Sport: 4000, Dport: 53}, want: api.Answer{

@@ -106,6 +106,7 @@ func (n *fakeNetwork) Snapshot() *route.Snapshot {
 	return &route.Snapshot{Uplinks: []route.Uplink{
 		{Index: 2, Name: "eth0", Up: true, V4: rule("0.0.0.0/0", "192.0.2.1"), V6: rule("::/0", "2001:db8::1")},
 		{Index: 3, Name: "eth1", Up: true},
+		{Index: 4, Name: "eth2", Up: true, V4: rule("0.0.0.0/0", "192.0.2.99")},
 	}, Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}
 }
 
