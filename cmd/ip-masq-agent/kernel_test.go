@@ -4,9 +4,12 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -341,5 +344,59 @@ func TestKernelTranslationsAreListed(t *testing.T) {
 	}
 	if flow := flows[0]; flow.Proto != "icmp" || flow.Dst != n.Remote.V4 || flow.NATAddr != n.Addresses.Node.V4 || flow.State == "" || flow.SPort == 0 {
 		t.Errorf("got %+v", flow)
+	}
+}
+
+// What an agent left is told without one, from the kernel.
+func TestKernelStateWithoutAgent(t *testing.T) {
+	n := newNode(t)
+	run := func(want int, args ...string) lab.Output {
+		t.Helper()
+		got := lab.RunAgent(t, n.Node, args...)
+		if got.Code != want {
+			t.Fatalf("%v: got %+v", args, got)
+		}
+		return got
+	}
+	run(exitFine, n.flags("--once", "--datapath=ebpf", "--metrics-bind-address=0")...)
+	server := n.Outside.Serve(t, "udp", netip.AddrPortFrom(n.Remote.V4, 0))
+	conn, err := n.Pods[0].Dial(t.Context(), "udp", netip.AddrPort{}, server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+
+	status := n.status()
+	want := []api.Interface{{Name: "eth0", Attach: "tcx", SNATv4: n.Addresses.Node.V4}}
+	if status.Datapath != agent.EBPF || !slices.Equal(status.Interfaces, want) {
+		t.Errorf("status %+v, want %+v", status, want)
+	}
+	if v4 := status.NAT.V4; v4 != (api.Table{Entries: 1, Capacity: 262144}) {
+		t.Errorf("table %+v", v4)
+	}
+	if text := run(exitFine, "status").Stdout; !strings.Contains(text, "\neth0       tcx     203.0.113.10  -\n") {
+		t.Errorf("status:\n%s", text)
+	}
+
+	var flows []api.Translation
+	if err := json.Unmarshal([]byte(run(exitFine, "nat", "list", "-o", "json").Stdout), &flows); err != nil || len(flows) != 1 {
+		t.Fatalf("%v, %+v", err, flows)
+	}
+	source := netip.MustParseAddrPort(conn.LocalAddr().String())
+	if f := flows[0]; netip.AddrPortFrom(f.Src, f.SPort) != source || netip.AddrPortFrom(f.NATAddr, f.NATPort) != conn.Seen {
+		t.Errorf("got %+v, from %s as %s", f, source, conn.Seen)
+	}
+	if text := run(exitFine, "nat", "list").Stdout; strings.Count(text, "\n") != 2 || !strings.Contains(text, source.String()) {
+		t.Errorf("nat list:\n%s", text)
+	}
+	explained := run(exitFine, "explain", "--config="+n.config, "--src="+source.Addr().String(), "--dst="+server.Addr().String(),
+		"--proto=udp", fmt.Sprintf("--sport=%d", source.Port()), fmt.Sprintf("--dport=%d", server.Port()))
+	if !strings.Contains(explained.Stdout, "the flow is translated to "+conn.Seen.String()+" since its first packet") {
+		t.Errorf("explain:\n%s", explained.Stdout)
+	}
+
+	out, err := n.Node.Command(t.Context(), "setpriv", "--reuid=65534", "--clear-groups", lab.AgentBinary(t), "nat", "list").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "not permitted, it takes root") {
+		t.Errorf("without rights: %v, %s", err, out)
 	}
 }
