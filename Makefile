@@ -41,12 +41,12 @@ generate-check: generate ## prove that what is committed is what the sources giv
 .PHONY: test
 test: ## run all tests that gate a change (root; sets itself up)
 	test/setup test
-	go test -timeout 15m ./...
+	go test -count=1 -timeout 15m ./...
 
 .PHONY: test-all
 test-all: ## the same and what takes longer
 	test/setup test
-	LONG_TESTS=1 go test -timeout 60m ./...
+	LONG_TESTS=1 go test -count=1 -timeout 60m ./...
 	$(MAKE) kernels
 
 .PHONY: lint
