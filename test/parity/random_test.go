@@ -24,9 +24,9 @@ const (
 // TestRandomPackets: both datapaths do the same with whatever comes, but for
 // what docs/parity.md lists.
 func TestRandomPackets(t *testing.T) {
-	seed, count := uint64(time.Now().UnixNano()), shortRun
+	seed, count := uint64(1), shortRun // what gates a change is the same every time
 	if os.Getenv("LONG_TESTS") != "" {
-		count = longRun
+		seed, count = uint64(time.Now().UnixNano()), longRun
 	}
 	if text := os.Getenv("RANDOM_SEED"); text != "" {
 		if _, err := fmt.Sscan(text, &seed); err != nil {
