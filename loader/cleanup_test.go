@@ -262,7 +262,7 @@ func TestCleanupOfAWrongPath(t *testing.T) {
 	n := &node{Lab: lab.New(t, lab.Options{Pods: -1, RoutedPods: -1}), t: t, policy: testPolicy()}
 	t.Cleanup(n.stop)
 	n.foreign()
-	n.run("mkdir", "-p", "/sys/fs/bpf/others/links", "/run/masq/links")
+	n.run("mkdir", "-p", "/sys/fs/bpf/others/links", "/sys/fs/bpf/links/others", "/run/masq/links")
 	n.run("touch", "/run/masq/links/2_egress")
 	before := n.footprint()
 	n.start(opts)

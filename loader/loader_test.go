@@ -68,6 +68,8 @@ type node struct {
 	t      *testing.T
 	d      *Datapath
 	policy *prefix.Policy
+
+	interfaces []string // as --interfaces has them
 }
 
 // newNode makes a node with one pod and the datapath.
@@ -108,7 +110,7 @@ func (n *node) stop() {
 func (n *node) sync() {
 	n.t.Helper()
 	n.do(func() error {
-		tracker, err := route.NewTracker(route.Options{Log: slog.New(slog.DiscardHandler)})
+		tracker, err := route.NewTracker(route.Options{Interfaces: n.interfaces, Log: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			return err
 		}

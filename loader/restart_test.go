@@ -317,12 +317,15 @@ func TestTakeOver(t *testing.T) {
 	put(to, podB, 4, 104, 10)
 	put(from, podA, 5, 105, 30) // opened again since, with another port
 	put(to, podA, 5, 115, 10)
+	put(from, podA, 6, 106, 30) // both
+	put(to, podA, 6, 116, 10)
+	put(to, podB, 6, 106, 10)
 	if err := to.takeOver(from, 0); err != nil {
 		t.Fatal(err)
 	}
 	want := map[flow]bool{
 		{podA, 1, 101, 10}: true, {podA, 2, 102, 20}: true, {podA, 3, 103, 20}: true,
-		{podB, 4, 104, 10}: true, {podA, 5, 115, 10}: true,
+		{podB, 4, 104, 10}: true, {podA, 5, 115, 10}: true, {podA, 6, 116, 10}: true, {podB, 6, 106, 10}: true,
 	}
 	got := all(to)
 	for f := range want {

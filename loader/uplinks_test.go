@@ -96,10 +96,11 @@ func TestUplinkComesAndGoes(t *testing.T) {
 				t.Errorf("seen from %s", conn.Seen)
 			}
 
+			n.interfaces = []string{"eth*"} // an agent goes on with a link that is down
 			n.run("ip", "link", "set", "eth1", "down")
 			n.sync()
-			if n.natAddresses()[n.Uplink2.V4] {
-				t.Errorf("down, but left: %+v", n.translations())
+			if got := names(); got != both || n.natAddresses()[n.Uplink2.V4] {
+				t.Errorf("down, served: %s, and left: %+v", got, n.translations())
 			}
 			n.run("ip", "link", "set", "eth1", "up")
 			n.run("ip", "route", "replace", n.ViaUplink2.V4.String(), "via", "192.0.2.1")
