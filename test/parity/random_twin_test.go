@@ -4,6 +4,7 @@ package parity
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"net/netip"
 	"runtime"
@@ -149,7 +150,7 @@ func (w *twin) send(from int, packet []byte) error {
 
 // passDropped: the node's own socket is told of a drop.
 func passDropped(err error) error {
-	if err == unix.EPERM || err == unix.ENOBUFS {
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOBUFS) {
 		return nil
 	}
 	return err
