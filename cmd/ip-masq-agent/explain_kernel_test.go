@@ -21,12 +21,12 @@ import (
 )
 
 // What explain says of random packets under random lists is what leaves the node.
+// The short form is the same every time.
 func TestKernelExplainSaysWhatTheWireShows(t *testing.T) {
-	rounds := 3
+	rounds, seed := 3, uint64(1)
 	if os.Getenv("LONG_TESTS") != "" {
-		rounds = 100
+		rounds, seed = 100, uint64(time.Now().UnixNano())
 	}
-	seed := uint64(time.Now().UnixNano())
 	for _, datapath := range []string{agent.IPTables, agent.EBPF} {
 		t.Run(datapath, func(t *testing.T) {
 			t.Parallel()
