@@ -44,9 +44,7 @@ what it made in the kernel stays in place then.`,
 				return err
 			}
 			log := newLogger(command.ErrOrStderr(), o.logFormat, o.verbosity)
-			if set := setKlogFileFlags(command.Flags()); set != "" {
-				log.Warn("log file flags have no effect, logs go to stderr", "flags", set)
-			}
+			tellIgnored(command.Flags(), log)
 			return reportFailure(log, runAgent(command.Context(), env, o, log, command.OutOrStdout()))
 		},
 	}

@@ -81,6 +81,7 @@ func TestArgvOfTheClassicAgent(t *testing.T) {
 		}},
 		{"-to-ports=1024-29999,32768-65535", func(o *options) { o.toPortsText = "1024-29999,32768-65535" }},
 		{"--interfaces=eth0,bond* --interfaces eth9", func(o *options) { o.interfaces = []string{"eth0", "bond*", "eth9"} }},
+		{"--v=2 --resync-interval=60", func(o *options) { o.verbosity = 2 }}, // AKS
 		{"--invalid=drop", func(o *options) { o.invalid = "drop" }},
 		{"--datapath=ebpf", func(o *options) { o.datapath = "ebpf" }},
 		{"--datapath=ebpf --invalid=pass --nat-table-size=1000 --node-port-range=", func(o *options) {
@@ -127,5 +128,19 @@ func TestKlogFileFlagsAreToldOnce(t *testing.T) {
 	}
 	if got := s.once("--v=2", "--logtostderr"); strings.Contains(got.stderr, "log file flags") {
 		t.Errorf("told without cause:\n%s", got.stderr)
+	}
+}
+
+func TestResyncIntervalIsToldOnce(t *testing.T) {
+	s := newStage(t)
+	got := s.once("--resync-interval=60")
+	if got.code != exitFine || strings.Count(got.stderr, "resyncInterval in the config") != 1 {
+		t.Errorf("want one line that says where it lives: %+v", got)
+	}
+	if got := s.once(); strings.Contains(got.stderr, "resync-interval") {
+		t.Errorf("told without cause:\n%s", got.stderr)
+	}
+	if got := s.once("--resync-interval=often"); got.code != exitUsage {
+		t.Errorf("no number: %+v", got)
 	}
 }

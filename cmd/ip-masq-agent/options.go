@@ -61,6 +61,7 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(&o.once, "once", false, "sync once, then exit")
 	flags.BoolVar(&o.dryRun, "dry-run", false, "print what would be programmed, touch nothing")
 	addKlogFlags(flags)
+	addAzureFlags(flags)
 }
 
 // addConfigFlags declares what decides about packets. Commands that answer in

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"log/slog"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -29,6 +30,26 @@ func addKlogFlags(flags *pflag.FlagSet) {
 // the log there.
 func klogFileFlags() []string {
 	return []string{"log-dir", "log-file", "log-file-max-size"}
+}
+
+// resyncFlag is Azure's, in whole seconds. There it is all that makes a change of
+// the config come into force; here a change is in force at once.
+const resyncFlag = "resync-interval"
+
+func addAzureFlags(flags *pflag.FlagSet) {
+	flags.Int(resyncFlag, 60, "ignored")
+	_ = flags.MarkHidden(resyncFlag) // it exists
+}
+
+// tellIgnored logs a line for those flags without effect that the user may count
+// on.
+func tellIgnored(flags *pflag.FlagSet, log *slog.Logger) {
+	if set := setKlogFileFlags(flags); set != "" {
+		log.Warn("log file flags have no effect, logs go to stderr", "flags", set)
+	}
+	if flags.Changed(resyncFlag) {
+		log.Warn("--resync-interval has no effect: the config and the kernel are watched; the safety net is resyncInterval in the config")
+	}
 }
 
 // setKlogFileFlags names the file flags that the user set.
