@@ -4,7 +4,7 @@ CLANG ?= clang-19
 LLVM_STRIP ?= llvm-strip-19
 CLANG_FORMAT ?= clang-format-19
 GOLANGCI_VERSION := v2.15.0
-GOLANGCI := .cache/bin/golangci-lint-$(GOLANGCI_VERSION)
+GOLANGCI := $(CURDIR)/.cache/bin/golangci-lint-$(GOLANGCI_VERSION)
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 COMMIT ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
@@ -29,7 +29,8 @@ build: ## write bin/ip-masq-agent; needs Go and nothing else
 .PHONY: generate
 generate: ## compile the eBPF programs (clang) and make their Go
 	test/setup generate
-	go generate ./bpf ./test/bench
+	go generate ./bpf
+	go -C test/bench generate .
 	printf '// SPDX-License-Identifier: Apache-2.0\n\npackage bpf\n\n// Clang is the compiler of the committed objects.\nconst Clang = "%s"\n' \
 		"$$($(CLANG) -dumpversion)" > bpf/clang.go
 
@@ -42,23 +43,26 @@ generate-check: generate ## prove that what is committed is what the sources giv
 test: ## run all tests that gate a change (root; sets itself up)
 	test/setup test
 	go test -count=1 -timeout 15m ./...
+	go -C test/bench test -count=1 -timeout 5m ./...
 
 .PHONY: test-all
 test-all: ## the same and what takes longer
 	test/setup test
 	LONG_TESTS=1 go test -count=1 -timeout 60m ./...
+	go -C test/bench test -count=1 -timeout 5m ./...
 	$(MAKE) kernels
 
 .PHONY: lint
 lint: $(GOLANGCI) ## run the linters and format checks
 	test/setup lint
 	$(GOLANGCI) run ./...
+	cd test/bench && $(GOLANGCI) run ./...
 	$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
 	shellcheck test/setup test/demo/run test/kernels/run test/kernels/fetch .ci/run
 
 $(GOLANGCI):
 	mkdir -p $(@D)
-	GOBIN=$(CURDIR)/.cache/bin go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
+	GOBIN=$(@D) go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
 	mv .cache/bin/golangci-lint $@
 
 .PHONY: fmt
@@ -84,7 +88,7 @@ bench: ## measure syncs beside plain iptables-restore, and decisions (root)
 .PHONY: bench-smoke
 bench-smoke: build ## compare the datapaths with each other and with plain routing (root; a minute)
 	test/setup test
-	IP_MASQ_AGENT_BIN=$(CURDIR)/bin/ip-masq-agent go test -count=1 -v -run '^TestSmoke$$' ./test/bench -smoke
+	IP_MASQ_AGENT_BIN=$(CURDIR)/bin/ip-masq-agent go -C test/bench test -count=1 -v -run '^TestSmoke$$' . -args -smoke
 
 .PHONY: clean
 clean: ## remove what was built

@@ -22,7 +22,8 @@ import (
 )
 
 const (
-	agentPackage   = "ip-masq-agent/cmd/ip-masq-agent"
+	agentModule    = "ip-masq-agent"
+	agentPackage   = agentModule + "/cmd/ip-masq-agent"
 	metricsFlag    = "--metrics-bind-address="
 	metricsDefault = "127.0.0.1:9613"
 	readyTimeout   = 30 * time.Second
@@ -47,8 +48,12 @@ func AgentBinary(tb testing.TB) string {
 }
 
 // buildAgent gives the binary as a file without a name, so that it is gone
-// when the process is.
+// when the process is. The test may be in a module beside the agent's.
 func buildAgent() (*os.File, error) {
+	module, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", agentModule).Output()
+	if err != nil {
+		return nil, fmt.Errorf("find the agent's module: %w", err)
+	}
 	directory, err := os.MkdirTemp("", "ip-masq-agent-")
 	if err != nil {
 		return nil, err
@@ -56,6 +61,7 @@ func buildAgent() (*os.File, error) {
 	defer func() { _ = os.RemoveAll(directory) }()
 	path := filepath.Join(directory, "ip-masq-agent")
 	build := exec.Command("go", "build", "-o", path, agentPackage)
+	build.Dir = strings.TrimSpace(string(module))
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if said, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("build the agent: %w: %s", err, said)
