@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"ip-masq-agent/bpf"
+	"ip-masq-agent/internal/api"
 )
 
 // family is what one IP version has of maps and programs.
@@ -55,6 +56,22 @@ func (f *family) String() string {
 		return "IPv6"
 	}
 	return "IPv4"
+}
+
+// number is the family's in the datapath.
+func (f *family) number() bpf.MasqFamily {
+	if f.is6 {
+		return bpf.MasqFamilyFAMILY_V6
+	}
+	return bpf.MasqFamilyFAMILY_V4
+}
+
+// table is the family's part of nat.
+func (f *family) table(nat *api.NAT) *api.Table {
+	if f.is6 {
+		return &nat.V6
+	}
+	return &nat.V4
 }
 
 // has reports whether a is of the family.

@@ -34,7 +34,7 @@ func Inspect(opts Options) (api.DatapathStatus, bool, error) {
 			return err
 		}
 		var err error
-		status.NAT, err = countFlows(p.families, nil)
+		status.NAT, err = countFlows(p.families)
 		return err
 	})
 	return status, found, err
@@ -142,7 +142,7 @@ func (p *pins) interfaces(status *api.DatapathStatus) error {
 			return fmt.Errorf("%s: %w", l.Name, err)
 		}
 		if !shown.SNATv4.IsValid() {
-			status.Warnings = append(status.Warnings, noAddressWarning(l.Name))
+			status.Warnings = append(status.Warnings, noAddressWarning(l.Name, &family{}))
 		}
 		status.Interfaces = append(status.Interfaces, shown)
 	}

@@ -51,6 +51,7 @@ type Datapath struct {
 	maps     *maps
 	features features
 	families []*family
+	counters counters
 	sweeper  *sweeper
 	events   *events
 	changed  chan struct{}
@@ -107,7 +108,8 @@ func (d *Datapath) prepare() (err error) {
 	if d.families, err = newFamilies(d.spec, d.maps, d.opts.IPv6); err != nil {
 		return err
 	}
-	d.sweeper = startSweeper(d.families, d.maps.Timeouts, d.log)
+	d.counters = counters{d.maps.Counters}
+	d.sweeper = startSweeper(d.families, d.maps.Timeouts, d.counters, d.log)
 	d.events, err = startEvents(d.maps.Events, d.log, d.sweeper.soon)
 	return err
 }

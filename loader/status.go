@@ -28,8 +28,11 @@ func (d *Datapath) Plan(policy *prefix.Policy, network *route.Snapshot) (string,
 func (d *Datapath) Status() (api.DatapathStatus, error) {
 	status := d.attachments()
 	var err error
-	status.NAT, err = countFlows(d.families, nil)
-	return status, err
+	if status.NAT, err = d.sweeper.table(); err != nil {
+		return status, err
+	}
+	status.Warnings = append(status.Warnings, d.shortages(status.NAT)...)
+	return status, nil
 }
 
 // attachments is the part of Status that Sync changes.
@@ -45,8 +48,10 @@ func (d *Datapath) attachments() api.DatapathStatus {
 		status.Interfaces = append(status.Interfaces, api.Interface{
 			Name: u.Name, Attach: u.attach(), SNATv4: anyAddress(u.V4), SNATv6: anyAddress(u.V6),
 		})
-		if len(u.V4) == 0 {
-			status.Warnings = append(status.Warnings, noAddressWarning(u.Name))
+		for _, f := range d.families {
+			if len(f.addressRules(u.Uplink)) == 0 {
+				status.Warnings = append(status.Warnings, noAddressWarning(u.Name, f))
+			}
 		}
 	}
 	status.Warnings = append(status.Warnings, d.ahead...)
@@ -54,138 +59,21 @@ func (d *Datapath) attachments() api.DatapathStatus {
 	return status
 }
 
-func noAddressWarning(name string) string {
-	return fmt.Sprintf("interface %s has no usable IPv4 address: what should be masqueraded there is dropped", name)
+func noAddressWarning(name string, f *family) string {
+	return fmt.Sprintf(
+		"interface %s has no usable %s address: what should be masqueraded there is dropped; give it one, or name other uplinks with --interfaces", name, f)
 }
 
-// countFlows counts the flows that are there, and shows each to visit, if any.
-func countFlows(families []*family, visit func(*flow, bool)) (nat api.NAT, err error) {
-	tables := []*api.Table{&nat.V4, &nat.V6}
+// countFlows counts the flows that are there.
+func countFlows(families []*family) (nat api.NAT, err error) {
 	for _, f := range families {
-		t := tables[0]
-		if f.is6 {
-			t = tables[1]
-		}
+		t := f.table(&nat)
 		t.Capacity = int(f.flows.MaxEntries())
-		err := f.eachFlow(func(e *flow) {
-			t.Entries++
-			if visit != nil {
-				visit(e, f.is6)
-			}
-		})
-		if err != nil {
+		if err := f.eachFlow(func(*flow) { t.Entries++ }); err != nil {
 			return nat, fmt.Errorf("count %s flows: %w", f, err)
 		}
 	}
 	return nat, nil
-}
-
-// remote is what flows share ports towards.
-type remote struct {
-	addr  [4]uint32 // IPv4: the first word
-	port  uint16
-	proto uint8
-}
-
-func (e *flow) remote(is6 bool) remote {
-	if is6 {
-		return remote{e.key6.Daddr, e.key6.Dport, e.key6.Proto}
-	}
-	return remote{[4]uint32{e.key4.Daddr}, e.key4.Dport, e.key4.Proto}
-}
-
-// dropReasons are the drops that Stats tells apart, as api.DropReasons has
-// them.
-func dropReasons() map[bpf.MasqVerdict]string {
-	return map[bpf.MasqVerdict]string{
-		bpf.MasqVerdictVERDICT_DROP_PORT_EXHAUSTED: "port_exhausted",
-		bpf.MasqVerdictVERDICT_DROP_TABLE_FULL:     "table_full",
-		bpf.MasqVerdictVERDICT_DROP_FRAGMENT:       "fragment",
-		bpf.MasqVerdictVERDICT_DROP_INVALID:        "invalid",
-		bpf.MasqVerdictVERDICT_DROP_UNSUPPORTED:    "unsupported",
-		bpf.MasqVerdictVERDICT_DROP_NO_ADDRESS:     "no_address",
-	}
-}
-
-// Stats reads the datapath's counters.
-func (d *Datapath) Stats() (api.Stats, error) {
-	stats := api.Stats{Drops: make(map[string]uint64), LastSweep: d.sweeper.lastTook()}
-	d.mu.Lock()
-	stats.Repairs = d.repairs
-	d.mu.Unlock()
-	for verdict, reason := range dropReasons() {
-		for direction := range bpf.MasqDirectionDIRECTION_COUNT {
-			for family := range bpf.MasqFamilyFAMILY_COUNT {
-				n, err := d.packets(direction, family, verdict)
-				if err != nil {
-					return stats, err
-				}
-				stats.Drops[reason] += n
-			}
-		}
-	}
-	var err error
-	if stats.TranslationsV4, err = d.packets(bpf.MasqDirectionDIRECTION_EGRESS, bpf.MasqFamilyFAMILY_V4, bpf.MasqVerdictVERDICT_OPENED); err != nil {
-		return stats, err
-	}
-	if stats.TranslationsV6, err = d.packets(bpf.MasqDirectionDIRECTION_EGRESS, bpf.MasqFamilyFAMILY_V6, bpf.MasqVerdictVERDICT_OPENED); err != nil {
-		return stats, err
-	}
-	if stats.Attempts, err = d.attempts(); err != nil {
-		return stats, err
-	}
-	flows, busiest := make(map[remote]int), 0
-	nat, err := countFlows(d.families, func(e *flow, is6 bool) {
-		to := e.remote(is6)
-		flows[to]++
-		busiest = max(busiest, flows[to])
-	})
-	if err != nil {
-		return stats, err
-	}
-	stats.NAT = nat
-	if ports := d.highPorts(); ports > 0 {
-		stats.PortPressure = min(1, float64(busiest)/float64(ports))
-	}
-	return stats, nil
-}
-
-// attempts reads how many ports were tried for new flows.
-func (d *Datapath) attempts() ([]uint64, error) {
-	counts := make([]uint64, d.maps.Attempts.MaxEntries())
-	for n := range counts {
-		var perCPU []uint64
-		if err := d.maps.Attempts.Lookup(uint32(n), &perCPU); err != nil {
-			return nil, fmt.Errorf("read attempts: %w", err)
-		}
-		for _, count := range perCPU {
-			counts[n] += count
-		}
-	}
-	return counts, nil
-}
-
-// highPorts is how many ports there are for flows with a port above 1023.
-func (d *Datapath) highPorts() uint32 {
-	pool := new(bpf.MasqPortPool)
-	if err := d.maps.PortPool.Lookup(uint32(0), pool); err != nil {
-		return 0
-	}
-	return pool.Classes[bpf.MasqPortClassIdPORT_CLASS_HIGH].Count
-}
-
-// packets reads one counter: counter_index() in stats.h.
-func (d *Datapath) packets(direction bpf.MasqDirection, family bpf.MasqFamily, verdict bpf.MasqVerdict) (uint64, error) {
-	index := (uint32(direction)*uint32(bpf.MasqFamilyFAMILY_COUNT)+uint32(family))*uint32(bpf.MasqVerdictVERDICT_COUNT) + uint32(verdict)
-	var perCPU []bpf.MasqCounter
-	if err := d.maps.Counters.Lookup(index, &perCPU); err != nil {
-		return 0, fmt.Errorf("read counter: %w", err)
-	}
-	var packets uint64
-	for _, c := range perCPU {
-		packets += c.Packets
-	}
-	return packets, nil
 }
 
 // Translations lists the live flows, ordered by family, source and remote.

@@ -32,22 +32,25 @@ const (
 	sweepGrace = 2 * time.Second
 )
 
-// sweeper takes away what has ended, in a goroutine of its own. The datapath
-// is right without it: it only gives memory back.
+// sweeper takes away what has ended, in a goroutine of its own, and counts what
+// is left. The datapath is right without it: it only gives memory back.
 type sweeper struct {
 	families []*family
 	timeouts *ebpf.Map
+	counters counters
 	log      *slog.Logger
 	stop     func()
 	wanted   chan struct{}
 
-	mu   sync.Mutex
-	took time.Duration
+	mu    sync.Mutex
+	took  time.Duration
+	swept uint64  // flows ended by all sweeps
+	last  *census // nil: no sweep succeeded yet
 }
 
-func startSweeper(families []*family, timeouts *ebpf.Map, log *slog.Logger) *sweeper {
+func startSweeper(families []*family, timeouts *ebpf.Map, counters counters, log *slog.Logger) *sweeper {
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &sweeper{families: families, timeouts: timeouts, log: log, wanted: make(chan struct{}, 1)}
+	s := &sweeper{families: families, timeouts: timeouts, counters: counters, log: log, wanted: make(chan struct{}, 1)}
 	done := make(chan struct{})
 	s.stop = sync.OnceFunc(func() {
 		cancel()
@@ -68,8 +71,11 @@ func (s *sweeper) soon() {
 	}
 }
 
+// run sweeps at once, since who asks how full the table is should not have to
+// count it, and then again and again.
 func (s *sweeper) run(ctx context.Context) {
-	interval := sweepInterval
+	interval := time.Duration(0)
+	fault := ""
 	for {
 		select {
 		case <-ctx.Done():
@@ -77,14 +83,14 @@ func (s *sweeper) run(ctx context.Context) {
 		case <-time.After(interval):
 		case <-s.wanted:
 		}
-		begin := time.Now()
 		full, err := s.sweep()
-		if err != nil {
-			s.log.Error("sweep", "error", err)
+		if err != nil && err.Error() != fault {
+			s.log.Error("sweep failed, trying again", "error", err)
 		}
-		s.mu.Lock()
-		s.took = time.Since(begin)
-		s.mu.Unlock()
+		fault = ""
+		if err != nil {
+			fault = err.Error()
+		}
 		if !sleep(ctx, pressureInterval) {
 			return
 		}
@@ -105,32 +111,50 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// lastTook is how long the last sweep took.
-func (s *sweeper) lastTook() time.Duration {
+// work is how long the last sweep took, and how many flows all of them ended.
+func (s *sweeper) work() (took time.Duration, swept uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.took
+	return s.took, s.swept
 }
 
 // sweep ends the flows that are past their time, and says how full the fullest
 // table was.
 func (s *sweeper) sweep() (full float64, err error) {
+	begin := time.Now()
 	timeouts, err := readTimeouts(s.timeouts)
 	if err != nil {
 		return 0, err
 	}
+	var found census
+	crowds, swept := make(crowdCounter), 0
 	for _, f := range s.families {
+		number := f.number()
+		if found.opened[number], err = s.counters.opened(number); err != nil {
+			return 0, fmt.Errorf("%s: %w", f, err)
+		}
 		now, flows := monotonic(), 0
-		_, err := f.end(false, func(e *flow) bool {
+		ended, err := f.end(false, func(e *flow) bool {
 			flows++
 			idle := int64(now) - int64(e.lastSeen)
-			return idle >= int64(timeouts[e.state]+sweepGrace)
+			if idle >= int64(timeouts[e.state]+sweepGrace) {
+				return true
+			}
+			crowds.add(e.remote(f.is6))
+			return false
 		})
 		if err != nil {
 			return 0, fmt.Errorf("%s: %w", f, err)
 		}
 		full = max(full, float64(flows)/float64(f.flows.MaxEntries()))
+		found.flows[number] = flows - ended
+		swept += ended
 	}
+	found.crowds = crowds.biggest()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.took, s.last = time.Since(begin), &found
+	s.swept += uint64(swept)
 	return full, nil
 }
 
@@ -256,6 +280,8 @@ func (d *Datapath) endStrandedFlows(network *route.Snapshot) error {
 	// a scan that finds nothing is the last.
 	if ended == 0 {
 		d.usable = usable
+	} else {
+		d.sweeper.soon() // for a new census
 	}
 	return nil
 }

@@ -51,7 +51,9 @@ func (d *Datapath) syncUplinks(network *route.Snapshot) error {
 	if err := d.syncAddressRules(network); err != nil {
 		return err
 	}
+	before := d.ahead
 	d.ahead = nil
+	defer func() { d.logAhead(before) }()
 	errs := []error{d.leaveGone(network, slots)}
 	for _, u := range network.Uplinks {
 		if err := d.serve(u, slots); err != nil {
@@ -59,6 +61,21 @@ func (d *Datapath) syncUplinks(network *route.Snapshot) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// logAhead logs which programs of others came before ours since the last look,
+// and which are not there any more.
+func (d *Datapath) logAhead(before []string) {
+	for _, warning := range d.ahead {
+		if !slices.Contains(before, warning) {
+			d.log.Warn("not the first program", "warning", warning)
+		}
+	}
+	for _, warning := range before {
+		if !slices.Contains(d.ahead, warning) {
+			d.log.Info("not the first program: no longer so", "warning", warning)
+		}
+	}
 }
 
 // readSlots reads which link each slot is for; those of an agent before us
@@ -109,6 +126,8 @@ func (d *Datapath) leave(slot uint32, value bpf.MasqUplink) error {
 func (d *Datapath) serve(link route.Uplink, slots map[int]bpf.MasqUplink) error {
 	u := d.uplinks[link.Index]
 	if u != nil {
+		d.logAddress("snat_v4", link, anyAddress(u.V4), anyAddress(link.V4))
+		d.logAddress("snat_v6", link, anyAddress(u.V6), anyAddress(link.V6))
 		u.Uplink = link
 		warnings, err := d.keepAttached(u)
 		d.ahead = append(d.ahead, warnings...)
@@ -130,6 +149,12 @@ func (d *Datapath) serve(link route.Uplink, slots map[int]bpf.MasqUplink) error 
 	d.log.Info("uplink served", "interface", link.Name, "attach", u.attach(),
 		"snat_v4", anyAddress(link.V4).String(), "snat_v6", anyAddress(link.V6).String())
 	return nil
+}
+
+func (d *Datapath) logAddress(which string, link route.Uplink, before, now netip.Addr) {
+	if before != now {
+		d.log.Info("uplink's address changed", "interface", link.Name, which, now.String(), "before", before.String())
+	}
 }
 
 // findSlot gives the slot that a link has, or a free one.

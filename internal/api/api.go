@@ -123,14 +123,39 @@ type Stats struct {
 	TranslationsV6 uint64
 	Repairs        uint64 // times that foreign changes were mended
 
+	// Packets has every fate that packets met so far. Empty where the datapath
+	// does not count them.
+	Packets []PacketCount
+
 	// Attempts counts new flows by the number of ports that were tried: index 0
 	// is one port, the last index counts those that got none. Empty where the
 	// datapath does not choose ports.
 	Attempts []uint64
 
-	// PortPressure is the share, 0 to 1, of the source ports that are in use
-	// towards the busiest destination. 0 where the datapath has no ports of
-	// its own.
-	PortPressure float64
-	LastSweep    time.Duration // that the last sweep of the tables took
+	// Busiest are the destinations with the most source ports in use, the
+	// busiest first. Empty where the datapath has no ports of its own.
+	Busiest []BusyDestination
+
+	LastSweep time.Duration // that the last sweep of the tables took
+	Swept     uint64        // flows that sweeps ended
+}
+
+// PacketCount is how many packets met one fate.
+type PacketCount struct {
+	Direction string // "egress" or "ingress"
+	Family    string // "ipv4" or "ipv6"
+	Verdict   string // as bpf/masq.h names it, in lower case
+	Packets   uint64
+	Bytes     uint64
+}
+
+// BusyDestination is a destination and how many of the source ports there are
+// towards it are in use.
+type BusyDestination struct {
+	Proto    string
+	Address  netip.Addr
+	Port     uint16     // 0 for ICMP
+	NATAddr  netip.Addr // whose ports they are
+	Flows    int
+	Pressure float64 // share of the ports in use, from 0 to 1
 }
