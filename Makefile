@@ -26,6 +26,8 @@ help: ## show the targets
 build: ## write bin/ip-masq-agent; needs Go and nothing else
 	go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ip-masq-agent ./cmd/ip-masq-agent
 
+include release/release.mk
+
 .PHONY: generate
 generate: ## compile the eBPF programs (clang) and make their Go
 	test/setup generate
@@ -58,7 +60,8 @@ lint: $(GOLANGCI) ## run the linters and format checks
 	$(GOLANGCI) run ./...
 	cd test/bench && $(GOLANGCI) run ./...
 	$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
-	shellcheck test/setup test/demo/run test/kernels/run test/kernels/fetch .ci/run
+	shellcheck test/setup test/demo/run test/kernels/run test/kernels/fetch .ci/run \
+		release/image release/rootfs release/assemble release/build release/image-file test/kubernetes/base-images
 
 $(GOLANGCI):
 	mkdir -p $(@D)
