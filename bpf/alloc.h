@@ -106,8 +106,9 @@ static __always_inline bool masquerade_address(struct __sk_buff *skb,
 static __always_inline bool port_can_change(const struct packet *pkt,
 					    const enum family family)
 {
-	return pkt->proto == IPPROTO_TCP || pkt->proto == IPPROTO_UDP ||
-	       is_icmp(pkt, family);
+	if (pkt->proto == IPPROTO_SCTP)
+		return false;
+	return has_ports(pkt->proto) || is_icmp(pkt, family);
 }
 
 static __always_inline enum port_class_id port_class(__u16 port)

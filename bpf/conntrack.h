@@ -224,7 +224,8 @@ static __always_inline bool note_inbound(const struct packet *pkt,
 	struct inbound *known;
 	union tuple reply;
 
-	if (!(pkt->flags & PACKET_PORTS) || pkt->flags & PACKET_REPLY)
+	if (!(pkt->flags & PACKET_PORTS) ||
+	    pkt->flags & (PACKET_REPLY | PACKET_UNDERWAY))
 		return false;
 	if (pkt->proto == IPPROTO_TCP && !opens_tcp(pkt))
 		return false;

@@ -43,8 +43,10 @@ func TestFragmentsInOrder(t *testing.T) {
 		"UDP":  func(h hosts) packet { return udp(h.pod, 40000, h.remote, 53).withBody(large(size)) },
 		"echo": func(h hosts) packet { return h.ping(h.pod, h.remote, 7).withBody(large(size)) },
 		"TCP":  func(h hosts) packet { return tcp(h.pod, 40000, h.remote, 80, "A").withBody(large(size)) },
-		"SCTP": func(h hosts) packet { return sctp(h.pod, 40000, h.remote, 80).withBody(large(size)) },
-		"ESP":  func(h hosts) packet { return raw(h.pod, h.remote, protoESP).withBody(large(size)) },
+		"SCTP": func(h hosts) packet {
+			return sctp(h.pod, 40000, h.remote, 80).withBody(append(chunk(4, size)[:4], large(size-4)...))
+		},
+		"ESP": func(h hosts) packet { return raw(h.pod, h.remote, protoESP).withBody(large(size)) },
 	} {
 		rows = append(rows, row{name: "translated both ways: " + name, trap: 21, steps: func(h hosts) []step {
 			p := make(h)

@@ -29,8 +29,7 @@ static __always_inline bool parse_quote(struct __sk_buff *skb,
 		return false;
 	if (is_icmp(quote, family)) {
 		parse_icmp(skb, quote, family);
-	} else if (quote->proto == IPPROTO_TCP || quote->proto == IPPROTO_UDP ||
-		   quote->proto == IPPROTO_SCTP) {
+	} else if (has_ports(quote->proto)) {
 		/* 8 bytes may be all there is (RFC 792). */
 		if (bpf_skb_load_bytes(skb, quote->l4, ports, sizeof(ports)))
 			return false;
@@ -81,16 +80,17 @@ static __always_inline int store_quoted(struct __sk_buff *skb,
 /* Corrects a checksum of the quoted packet, if that much of it is there. */
 static __always_inline int adjust_quoted(struct __sk_buff *skb,
 					 const struct packet *outer,
-					 __u32 offset, __u32 diff, bool udp)
+					 __u32 offset, __u32 diff,
+					 bool zero_is_none)
 {
 	__sum16 old, new;
 
 	if (bpf_skb_load_bytes(skb, offset, &old, sizeof(old)))
 		return 0;
-	if (udp && !old)
+	if (zero_is_none && !old)
 		return 0;
 	new = adjust(old, diff);
-	if (udp && !new)
+	if (zero_is_none && !new)
 		new = 0xffff;
 	return store_quoted(skb, outer, offset, old, new);
 }
@@ -150,7 +150,7 @@ rewrite_quote(struct __sk_buff *skb, const struct packet *outer,
 			diff = bpf_csum_diff((__be32 *)&old, size,
 					     (__be32 *)addr, size, diff);
 		err = adjust_quoted(skb, outer, quote->l4 + check, diff,
-				    quote->proto == IPPROTO_UDP);
+				    zero_is_none(quote->proto));
 		if (err)
 			return err;
 	}

@@ -157,7 +157,7 @@ func TestSizesInGo(t *testing.T) {
 func TestInstructionCeilings(t *testing.T) {
 	ceilings := map[string]uint32{
 		MasqProgMasqEgress:    33000,
-		MasqProgMasqIngress:   11200,
+		MasqProgMasqIngress:   12000,
 		MasqProgSweepV4:       122500,
 		MasqProgSweepV6:       73500,
 		MasqProgProbeCtinfo:   50,

@@ -4,6 +4,7 @@ package bpf
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"testing"
 
@@ -14,7 +15,8 @@ import (
 // nowhere; one that ends behind them is what its headers say.
 func TestPacketsCutAnywhere(t *testing.T) {
 	options := extension{layers.IPProtocolIPv6Destination, []byte{0, 1, 4, 0, 0, 0, 0}}
-	whole := map[layers.IPProtocol]int{layers.IPProtocolTCP: 20, layers.IPProtocolUDP: 8, layers.IPProtocolSCTP: 12}
+	opens := map[layers.IPProtocol]int{layers.IPProtocolTCP: 20, layers.IPProtocolSCTP: 12 + 20}
+	belongs := map[layers.IPProtocol]int{layers.IPProtocolTCP: 20, layers.IPProtocolSCTP: 12 + 4}
 	d := borrow(t, config{})
 	for _, h := range families {
 		behind := udp(h.pod, 40000, h.remote, 53)
@@ -28,18 +30,19 @@ func TestPacketsCutAnywhere(t *testing.T) {
 			sctp(h.pod, 40000, h.remote, 80), behind,
 		} {
 			t.Run(fmt.Sprintf("%v/%v/%d", h, p.proto, i), func(t *testing.T) {
-				need, ok := whole[p.proto]
-				if !ok {
-					need = 8
+				header := ethernetLength + p.headerLength()
+				fewest := cmp.Or(opens[p.proto], 8) + header
+				needed := cmp.Or(belongs[p.proto], 8) + header
+				if p.proto == layers.IPProtocolUDP { // it names its length
+					fewest, needed = len(p.frame()), len(p.frame())
 				}
-				need += ethernetLength + p.headerLength()
 				for length := range len(p.frame()) {
 					d.forget(t, config{})
-					cut(d, p, length, length >= need)
+					cut(d, p, length, length >= fewest)
 				}
 				d.forget(t, config{})
 				outside := d.open(p)
-				for length := range need {
+				for length := range needed {
 					frame := p.frame()[:length]
 					if got, ok := d.try(egress, frame); ok && got.verdict != dropInvalid && got.verdict != notIP {
 						t.Errorf("%d octets of a flow's packet: %s", length, verdictName(got.verdict))
@@ -77,33 +80,78 @@ func cut(d *datapath, p packet, length int, whole bool) {
 	}
 }
 
+// A length or a place in the header that cannot be true, as conntrack judges
+// it: the packet opens nothing, and is of no flow either.
 func TestHeadersThatLie(t *testing.T) {
-	d := borrow(t, config{})
+	syn := func(h hosts) packet { return tcp(h.pod, 40000, h.remote, 80, "S") }
+	datagram := func(h hosts) packet { return udp(h.pod, 40000, h.remote, 53) }
+	lite := func(h hosts) packet { return summed(h.pod, h.remote, protoUDPLite) }
+	dccp := func(h hosts) packet { return summed(h.pod, h.remote, protoDCCP) }
 	tests := []struct {
-		name    string
-		p       func(h hosts) packet
-		at      int // in the transport header
-		value   byte
-		verdict MasqVerdict
+		name  string
+		p     func(h hosts) packet
+		at    int // in the transport header
+		value []byte
+		fine  bool
 	}{
-		{"TCP header of 16 octets", func(h hosts) packet { return tcp(h.pod, 40000, h.remote, 80, "S") }, 12, 0x40, dropInvalid},
-		{"TCP header past the end", func(h hosts) packet { return tcp(h.pod, 40000, h.remote, 80, "S") }, 12, 0xf0, dropInvalid},
-		{"TCP header to the end", func(h hosts) packet {
-			return tcp(h.pod, 40000, h.remote, 80, "S").withBody(make([]byte, 40))
-		}, 12, 0xf0, opened},
+		{"TCP header of 16 octets", syn, 12, []byte{0x40}, false},
+		{"TCP header past the end", syn, 12, []byte{0xf0}, false},
+		{"TCP header to the end", func(h hosts) packet { return syn(h).withBody(make([]byte, 40)) }, 12, []byte{0xf0}, true},
+		{"UDP of no octets", datagram, 4, []byte{0, 0}, false},
+		{"UDP of 7 octets", datagram, 4, []byte{0, 7}, false},
+		{"UDP of its header", datagram, 4, []byte{0, 8}, true},
+		{"UDP of an octet too many", datagram, 4, []byte{0, 17}, false},
+		{"UDP of very many", datagram, 4, []byte{0xff, 0xff}, false},
+		{"UDP-Lite with all covered", lite, 4, []byte{0, 0}, true},
+		{"UDP-Lite with 7 octets covered", lite, 4, []byte{0, 7}, false},
+		{"UDP-Lite with its header covered", lite, 4, []byte{0, 8}, true},
+		{"UDP-Lite with more covered than there is", lite, 4, []byte{0, 255}, false},
+		{"UDP-Lite without checksum", lite, 6, []byte{0, 0}, false},
+		{"DCCP header of 8 octets", dccp, 4, []byte{2}, false},
+		{"DCCP header past the end", dccp, 4, []byte{255}, false},
 	}
+	d := borrow(t, config{})
 	for _, tt := range tests {
 		for _, h := range families {
 			t.Run(tt.name+"/"+h.String(), func(t *testing.T) {
+				lie := func(p packet) []byte {
+					frame := p.frame()
+					copy(frame[ethernetLength+p.headerLength()+tt.at:], tt.value)
+					return frame
+				}
 				d.forget(t, config{})
 				p := tt.p(h)
-				frame := p.frame()
-				frame[ethernetLength+p.headerLength()+tt.at] = tt.value
-				got := d.run(egress, frame)
-				if got.verdict != tt.verdict || (len(d.checkPairs()) == 1) != (tt.verdict == opened) {
-					t.Errorf("got %s, want %s", verdictName(got.verdict), verdictName(tt.verdict))
+				got := d.run(egress, lie(p))
+				if (got.verdict == opened) != tt.fine || (got.verdict == dropInvalid) == tt.fine {
+					t.Errorf("first packet: got %s", verdictName(got.verdict))
+				}
+				if flows := len(d.checkPairs()); (flows == 1) != tt.fine {
+					t.Errorf("%d flows", flows)
+				}
+				d.forget(t, config{})
+				outside := d.open(p)
+				if got := d.run(egress, lie(p)); (got.verdict == translated) != tt.fine {
+					t.Errorf("of a flow: got %s", verdictName(got.verdict))
+				}
+				if got := d.run(ingress, lie(outside.reply())); (got.verdict == translated) != tt.fine {
+					t.Errorf("reply: got %s", verdictName(got.verdict))
 				}
 			})
 		}
 	}
+}
+
+// A first fragment of a datagram names the length of the whole.
+func TestFirstFragmentNamesTheWholeLength(t *testing.T) {
+	runTable(t, []row{
+		single("opened", 21, func(h hosts) step {
+			p := udp(h.pod, 40000, h.remote, 53).withBody(large(1000)).withFrag(fragment{id: 1, length: 8})
+			return leaves(p, opened, p.from(h.node, 40000))
+		}),
+		single("dropped if that is less than its header", 21, func(h hosts) step {
+			p := raw(h.pod, h.remote, layers.IPProtocolUDP).withBody([]byte{0x9c, 0x40, 0, 53, 0, 7, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0})
+			p.unsummed = true
+			return leaves(p.withFrag(fragment{id: 1, length: 8}), dropInvalid)
+		}),
+	})
 }

@@ -22,6 +22,7 @@ static __always_inline __u8 first_state(const struct packet *pkt,
 	case IPPROTO_TCP:
 		return tcp_state(pkt, FLOW_NONE, DIRECTION_EGRESS);
 	case IPPROTO_UDP:
+	case IPPROTO_UDPLITE:
 		return FLOW_UDP;
 	case IPPROTO_SCTP:
 		return FLOW_SCTP;

@@ -21,6 +21,7 @@ enum packet_flag {
 	PACKET_REPLY = 16, /* ICMP that answers */
 	PACKET_ERROR = 32, /* ICMP that quotes another packet */
 	PACKET_MALFORMED = 64, /* transport header cut short or nonsense */
+	PACKET_UNDERWAY = 128, /* SCTP that is no association's first */
 };
 
 union tuple {
@@ -87,6 +88,13 @@ static __always_inline bool is_icmp(const struct packet *pkt,
 {
 	return pkt->proto ==
 	       (family == FAMILY_V4 ? IPPROTO_ICMP : IPPROTO_ICMPV6);
+}
+
+/* Octets from the transport header to the end of the packet. */
+static __always_inline __u32 transport_len(const struct __sk_buff *skb,
+					   const struct packet *pkt)
+{
+	return skb->len - pkt->l4;
 }
 
 static __always_inline void set_ports(struct packet *pkt,

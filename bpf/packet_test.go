@@ -85,11 +85,12 @@ type packet struct {
 	proto        layers.IPProtocol
 
 	tcpFlags           string // letters of SYN, ACK, FIN, RST, PSH, URG, ECE, CWR
-	seq, ack           uint32
+	seq, ack           uint32 // seq is SCTP's verification tag
 	icmpType, icmpCode uint8
 	icmpID             uint16 // of queries and replies, else what stands there
 	mtu                uint16 // of errors that have one
 	noChecksum         bool   // UDP without
+	unsummed           bool   // body is all of the transport, whatever the protocol
 	body               []byte
 
 	options    []byte      // IPv4, a multiple of four octets
@@ -322,6 +323,12 @@ func (p packet) header6(payload []byte, next layers.IPProtocol, more bool) []byt
 // transport is the packet above IP, with the checksum that it has as a whole.
 func (p packet) transport() []byte {
 	body := gopacket.Payload(p.body)
+	if p.unsummed {
+		return p.body
+	}
+	if at, ok := summedAt[p.proto]; ok {
+		return p.sum(at)
+	}
 	switch p.proto {
 	case layers.IPProtocolTCP:
 		has := func(flag string) bool { return strings.Contains(p.tcpFlags, flag) }
@@ -345,7 +352,7 @@ func (p packet) transport() []byte {
 		return bytes
 	case layers.IPProtocolSCTP:
 		return serialize(&layers.SCTP{
-			SrcPort: layers.SCTPPort(p.sport), DstPort: layers.SCTPPort(p.dport),
+			SrcPort: layers.SCTPPort(p.sport), DstPort: layers.SCTPPort(p.dport), VerificationTag: p.seq,
 		}, body)
 	}
 	if !p.isICMP() {

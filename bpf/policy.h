@@ -150,7 +150,7 @@ node_address(const union address *addr, const enum family family)
 static __always_inline bool may_open(const struct packet *pkt,
 				     const enum family family)
 {
-	if (pkt->flags & PACKET_MALFORMED)
+	if (pkt->flags & (PACKET_MALFORMED | PACKET_UNDERWAY))
 		return false;
 	if (pkt->proto == IPPROTO_TCP)
 		return pkt->tcp_flags == TCP_FLAG_SYN_BIT ||

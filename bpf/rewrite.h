@@ -10,36 +10,15 @@
 #include "parse.h"
 #include "policy.h"
 
-#define CHECKSUM_NONE 0
-
-/*
- * Where the transport checksum stands in the header. CHECKSUM_NONE: there is
- * none that we could or must correct (SCTP's CRC covers no address).
- */
-static __always_inline __u32 checksum_offset(__u8 proto,
-					     const enum family family)
+/* A UDP checksum of 0 means none: it stays 0, and none becomes 0. */
+static __always_inline bool zero_is_none(__u8 proto)
 {
-	switch (proto) {
-	case IPPROTO_TCP:
-		return offsetof(struct tcphdr, check);
-	case IPPROTO_UDP:
-		return offsetof(struct udphdr, check);
-	case IPPROTO_ICMP:
-		return family == FAMILY_V4 ?
-			       offsetof(struct icmp_head, checksum) :
-			       CHECKSUM_NONE;
-	case IPPROTO_ICMPV6:
-		return family == FAMILY_V6 ?
-			       offsetof(struct icmp_head, checksum) :
-			       CHECKSUM_NONE;
-	}
-	return CHECKSUM_NONE;
+	return proto == IPPROTO_UDP || proto == IPPROTO_UDPLITE;
 }
 
-/* A UDP checksum of 0 means none: it stays 0, and none becomes 0. */
 static __always_inline __u64 checksum_flags(__u8 proto)
 {
-	return proto == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
+	return zero_is_none(proto) ? BPF_F_MARK_MANGLED_0 : 0;
 }
 
 /* Only ICMP over IPv4 has a checksum without addresses in it. */

@@ -12,7 +12,7 @@ import (
 )
 
 // VerifyChecksums checks every checksum of the packet that can be checked:
-// IPv4 header, TCP, UDP (0 is none in IPv4), ICMP, ICMPv6, SCTP, and those of
+// IPv4 header, TCP, UDP (0 is none in IPv4), UDP-Lite, ICMP, ICMPv6, SCTP, and those of
 // a packet quoted in an ICMP error as far as the quote goes. Where p.Partial,
 // the transport checksum must be that of the pseudo header alone, which is
 // what the device or the receiver completes.
@@ -115,7 +115,7 @@ func checksumAt(proto uint8) (int, bool) {
 	switch proto {
 	case unix.IPPROTO_TCP:
 		return 16, true
-	case unix.IPPROTO_UDP:
+	case unix.IPPROTO_UDP, unix.IPPROTO_UDPLITE: // UDP-Lite: as if all were covered
 		return 6, true
 	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
 		return 2, true

@@ -34,7 +34,7 @@ type Packet struct {
 	FragmentID   uint32
 	FragmentAt   int // offset in bytes
 	More         bool
-	SPort, DPort uint16 // TCP, UDP and SCTP; only in first fragments
+	SPort, DPort uint16 // TCP, UDP, UDP-Lite and SCTP; only in first fragments
 
 	Flags    uint8 // TCP
 	Seq, Ack uint32
@@ -147,7 +147,7 @@ func (p *Packet) parseTransport(quoted bool) error {
 		return nil
 	}
 	need := map[uint8]int{
-		unix.IPPROTO_TCP: 20, unix.IPPROTO_UDP: 8, unix.IPPROTO_SCTP: 12,
+		unix.IPPROTO_TCP: 20, unix.IPPROTO_UDP: 8, unix.IPPROTO_UDPLITE: 8, unix.IPPROTO_SCTP: 12,
 		unix.IPPROTO_ICMP: 8, unix.IPPROTO_ICMPV6: 8,
 	}[p.Proto]
 	if quoted {
@@ -161,7 +161,7 @@ func (p *Packet) parseTransport(quoted bool) error {
 	switch p.Proto {
 	case unix.IPPROTO_TCP:
 		p.parseTCP(b)
-	case unix.IPPROTO_UDP, unix.IPPROTO_SCTP:
+	case unix.IPPROTO_UDP, unix.IPPROTO_UDPLITE, unix.IPPROTO_SCTP:
 		p.SPort, p.DPort = binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:])
 		p.Payload = b[min(need, len(b)):]
 	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:

@@ -28,6 +28,15 @@ func raw() []row {
 		{name: "segment without flags is dropped", scenario: dropped(segment(0))},
 		{name: "stray echo reply is dropped", scenario: dropped(strayReply)},
 		{name: "ICMP error about an unknown flow is dropped", scenario: dropped(strayError)},
+		{name: "datagram that names more octets than it has is dropped", scenario: dropped(longDatagram)},
+		{name: "SCTP data of no association is dropped", scenario: dropped(sctpChunk(0, 7))},
+		{name: "stray SCTP ABORT is dropped", scenario: dropped(sctpChunk(6, 7))},
+		{name: "SCTP INIT with a tag is dropped", scenario: dropped(sctpChunk(1, 7))},
+		{name: "SCTP HEARTBEAT", scenario: translated(sctpChunk(4, 7))},
+		{
+			name: "UDP-Lite of two pods", only: inEBPF, deviation: "the eBPF datapath takes UDP-Lite for what it is",
+			scenario: translatedOfTwo(udpLite),
+		},
 		{name: "SYN", scenario: translated(segment(lab.SYN))},
 		{name: "segment of a connection that is under way", scenario: translated(segment(lab.ACK))},
 		{name: "datagram without checksum", only4: true, scenario: translated(zeroChecksum)},
@@ -90,6 +99,22 @@ func translated(build builder) func(*bench, bool) {
 		p := b.await(b.send(podA, is6, build))
 		if want := b.lab.Addresses.Node.Addr(is6); p.Src != want {
 			b.Errorf("comes from %s, want %s: %s", p.Src, want, &p)
+		}
+	}
+}
+
+// translatedOfTwo lets two pods send from the same port.
+func translatedOfTwo(build builder) func(*bench, bool) {
+	return func(b *bench, is6 bool) {
+		port := b.freshPort()
+		for _, from := range []host{podA, podB} {
+			same := func(src, dst netip.AddrPort, mark []byte) []byte {
+				return build(netip.AddrPortFrom(src.Addr(), port), dst, mark)
+			}
+			p := b.await(b.send(from, is6, same))
+			if want := b.lab.Addresses.Node.Addr(is6); p.Src != want {
+				b.Errorf("of %v comes from %s, want %s: %s", from, p.Src, want, &p)
+			}
 		}
 	}
 }
@@ -163,6 +188,40 @@ func destinationOptions(from, to netip.AddrPort, mark []byte) []byte {
 	udp := lab.UDP(from, to, mark)[40:]
 	header := []byte{unix.IPPROTO_UDP, 0, 1, 4, 0, 0, 0, 0}
 	return lab.IP(from.Addr(), to.Addr(), unix.IPPROTO_DSTOPTS, append(header, udp...))
+}
+
+func longDatagram(from, to netip.AddrPort, mark []byte) []byte {
+	packet := lab.UDP(from, to, mark)
+	binary.BigEndian.PutUint16(packet[len(packet)-len(mark)-4:], uint16(8+len(mark)+1))
+	_ = lab.FixChecksums(packet)
+	return packet
+}
+
+// udpLite covers all of the packet with its checksum, RFC 3828.
+func udpLite(from, to netip.AddrPort, mark []byte) []byte {
+	datagram := lab.UDP(from, to, mark)[headerLength(from):]
+	binary.BigEndian.PutUint16(datagram[4:], 0)
+	return lab.IP(from.Addr(), to.Addr(), unix.IPPROTO_UDPLITE, datagram)
+}
+
+func headerLength(from netip.AddrPort) int {
+	if from.Addr().Is6() {
+		return 40
+	}
+	return 20
+}
+
+// sctpChunk is a common header with a tag and one chunk that holds the mark.
+func sctpChunk(kind uint8, tag uint32) builder {
+	return func(from, to netip.AddrPort, mark []byte) []byte {
+		b := binary.BigEndian.AppendUint16(nil, from.Port())
+		b = binary.BigEndian.AppendUint16(b, to.Port())
+		b = binary.BigEndian.AppendUint32(b, tag)
+		b = append(b, 0, 0, 0, 0, kind, 0)
+		b = binary.BigEndian.AppendUint16(b, uint16(4+len(mark)))
+		b = append(b, mark...)
+		return lab.IP(from.Addr(), to.Addr(), unix.IPPROTO_SCTP, append(b, make([]byte, -len(mark)&3)...))
+	}
 }
 
 // sctpInit is a common header and an INIT chunk, RFC 9260, section 3.3.2, with
