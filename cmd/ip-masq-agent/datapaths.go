@@ -57,7 +57,7 @@ func datapaths() map[string]datapath {
 			plan:    planIPTables,
 			inspect: inspectIPTables,
 			giveWay: cleanupIPTables,
-			cleanup: cleanupIPTables,
+			cleanup: removeIPTables,
 		},
 	}
 }
@@ -116,6 +116,12 @@ func planIPTables(o *options, log *slog.Logger, policy *prefix.Policy, network *
 
 func cleanupIPTables(ctx context.Context, o *options, log *slog.Logger) error {
 	return iptables.Cleanup(ctx, iptablesOptions(o, log))
+}
+
+// removeIPTables ends also what netfilter still translates by rules that are
+// gone.
+func removeIPTables(ctx context.Context, o *options, log *slog.Logger) error {
+	return errors.Join(cleanupIPTables(ctx, o, log), iptables.RemoveEmptyTables())
 }
 
 func inspectIPTables(ctx context.Context, o *options, log *slog.Logger) (api.DatapathStatus, bool, error) {
