@@ -232,8 +232,8 @@ func (d *Datapath) switchBackend(ctx context.Context, cause error) bool {
 // Changed delivers when somebody else changed the rules. Only nft tells.
 func (d *Datapath) Changed() <-chan struct{} { return d.changed }
 
-// Translations are none: the kernel translates, and conntrack lists its flows.
-func (d *Datapath) Translations() ([]api.Translation, error) { return nil, nil }
+// EachTranslation visits none: the kernel translates, and conntrack lists its flows.
+func (d *Datapath) EachTranslation(func(api.Translation)) error { return nil }
 
 // Close stops watching. The rules stay.
 func (d *Datapath) Close() error { return d.watch.close() }

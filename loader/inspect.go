@@ -40,17 +40,16 @@ func Inspect(opts Options) (api.DatapathStatus, bool, error) {
 	return status, found, err
 }
 
-// InspectTranslations lists the live flows as Datapath.Translations does, by the
-// pins. False: nothing is pinned.
-func InspectTranslations(opts Options) ([]api.Translation, bool, error) {
-	list := []api.Translation{}
-	found, err := withPins(opts.PinPath, func(p *pins) (err error) {
-		if timeouts := p.maps[bpf.MasqMapTimeouts]; timeouts != nil {
-			list, err = listFlows(p.families, timeouts)
+// InspectTranslations visits the live flows as Datapath.EachTranslation does, by
+// the pins. False: nothing is pinned.
+func InspectTranslations(opts Options, visit func(api.Translation)) (bool, error) {
+	return withPins(opts.PinPath, func(p *pins) error {
+		timeouts := p.maps[bpf.MasqMapTimeouts]
+		if timeouts == nil {
+			return nil
 		}
-		return err
+		return eachTranslation(p.families, timeouts, visit)
 	})
-	return list, found, err
 }
 
 // pins are the pinned maps, opened for reading.

@@ -27,7 +27,8 @@ func (n *node) inspect() (status api.DatapathStatus, flows []api.Translation, fo
 		if status, found, err = Inspect(opts); err != nil {
 			return err
 		}
-		flows, _, err = InspectTranslations(opts)
+		flows = []api.Translation{}
+		_, err = InspectTranslations(opts, func(t api.Translation) { flows = append(flows, t) })
 		return err
 	})
 	return status, flows, found

@@ -174,8 +174,8 @@ func (n *node) goesOn(c *lab.Conn) {
 
 func (n *node) translations() []api.Translation {
 	n.t.Helper()
-	list, err := n.d.Translations()
-	if err != nil {
+	var list []api.Translation
+	if err := n.d.EachTranslation(func(t api.Translation) { list = append(list, t) }); err != nil {
 		n.t.Fatal(err)
 	}
 	return list

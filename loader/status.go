@@ -3,7 +3,6 @@
 package loader
 
 import (
-	"cmp"
 	"fmt"
 	gomaps "maps"
 	"slices"
@@ -76,17 +75,16 @@ func countFlows(families []*family) (nat api.NAT, err error) {
 	return nat, nil
 }
 
-// Translations lists the live flows, ordered by family, source and remote.
-func (d *Datapath) Translations() ([]api.Translation, error) {
-	return listFlows(d.families, d.maps.Timeouts)
+// EachTranslation visits the live flows.
+func (d *Datapath) EachTranslation(visit func(api.Translation)) error {
+	return eachTranslation(d.families, d.maps.Timeouts, visit)
 }
 
-func listFlows(families []*family, timeoutsMap *ebpf.Map) ([]api.Translation, error) {
+func eachTranslation(families []*family, timeoutsMap *ebpf.Map, visit func(api.Translation)) error {
 	timeouts, err := readTimeouts(timeoutsMap)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	list := []api.Translation{}
 	for _, f := range families {
 		now := monotonic()
 		err := f.eachFlow(func(e *flow) {
@@ -95,20 +93,14 @@ func listFlows(families []*family, timeoutsMap *ebpf.Map) ([]api.Translation, er
 			t.IdleSeconds = int(max(0, idle) / time.Second)
 			t.ExpiresSeconds = int((timeouts[e.state] - max(0, idle)) / time.Second)
 			if t.ExpiresSeconds >= 0 && !e.dying {
-				list = append(list, t)
+				visit(t)
 			}
 		})
 		if err != nil {
-			return nil, fmt.Errorf("list %s flows: %w", f, err)
+			return fmt.Errorf("list %s flows: %w", f, err)
 		}
 	}
-	slices.SortFunc(list, compareTranslations)
-	return list, nil
-}
-
-func compareTranslations(a, b api.Translation) int {
-	return cmp.Or(cmp.Compare(a.Family, b.Family), a.Src.Compare(b.Src), a.Dst.Compare(b.Dst),
-		cmp.Compare(a.Proto, b.Proto), cmp.Compare(a.SPort, b.SPort), cmp.Compare(a.DPort, b.DPort))
+	return nil
 }
 
 func (e *flow) translation(is6 bool) api.Translation {

@@ -6,11 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime/debug"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -145,6 +147,59 @@ func TestNATList(t *testing.T) {
 	}
 }
 
+func TestNATListCounts(t *testing.T) {
+	lab.RequireRoot(t)
+	s := newStage(t)
+	check := func(t *testing.T) {
+		for args, want := range map[string]string{
+			"--count-by=pod":                       "FLOWS  POD\n1      10.0.0.1\n1      10.0.0.2\n",
+			"--count-by=destination":               "FLOWS  DESTINATION\n1      tcp 198.51.100.1:443\n1      udp 198.51.100.1:443\n",
+			"--count-by=destination --proto=udp":   "FLOWS  DESTINATION\n1      udp 198.51.100.1:443\n",
+			"--count-by=pod --dst=9.9.9.9 -o=json": "[]\n",
+		} {
+			if got := s.run(append([]string{"nat", "list"}, strings.Fields(args)...)...); got.code != exitFine || got.stdout != want {
+				t.Errorf("%s: got %+v, want %s", args, got, want)
+			}
+		}
+	}
+	s.left = agent.EBPF
+	t.Run("without agent", check)
+	s.left = ""
+	s.startAgent("--datapath=ebpf")
+	t.Run("by the agent", check)
+	for _, args := range []string{"--count-by=colour", "--count-by=pod --watch"} {
+		if got := s.run(append([]string{"nat", "list"}, strings.Fields(args)...)...); got.code != exitUsage {
+			t.Errorf("%s: got %+v", args, got)
+		}
+	}
+}
+
+// A full table is listed, and counted in a moment.
+func TestNATListOfAFullTable(t *testing.T) {
+	lab.RequireRoot(t)
+	s := newStage(t)
+	s.flows = make([]api.Translation, 262144)
+	for i := range s.flows {
+		flow := testFlows()[0]
+		flow.Src = netip.AddrFrom4([4]byte{10, 244, byte(i >> 16), byte(i >> 8)})
+		flow.SPort, flow.NATPort = uint16(i), uint16(i)
+		s.flows[i] = flow
+	}
+	s.startAgent("--datapath=ebpf")
+	lines := map[string]int{"--count-by=pod": 1025, "--count-by=destination": 2, "--src=10.244.3.255": 257}
+	if os.Getenv("LONG_TESTS") != "" {
+		lines[""], lines["-o=json"] = 262145, 262144
+	}
+	for args, want := range lines {
+		begin := time.Now()
+		got := s.run(append([]string{"nat", "list"}, strings.Fields(args)...)...)
+		if n := strings.Count(got.stdout, "\n"); got.code != exitFine || n != want {
+			t.Errorf("%s: %d lines, want %d; %s", args, n, want, got.stderr)
+		}
+		t.Logf("%q took %v", args, time.Since(begin).Round(time.Millisecond))
+	}
+}
+
 func TestNATListOfIPTablesSaysWhereToLook(t *testing.T) {
 	lab.RequireRoot(t)
 	s := newStage(t)
@@ -169,7 +224,7 @@ func TestNATListWithoutAgent(t *testing.T) {
 		t.Errorf("got %v, %+v", err, got)
 	}
 	s.env.datapaths[agent.EBPF] = datapath{
-		flows: func(*options, *slog.Logger) ([]api.Translation, error) { return nil, errors.New("no rights") },
+		flows: func(*options, *slog.Logger, func(api.Translation)) error { return errors.New("no rights") },
 	}
 	if got := s.run("nat", "list"); got.code != exitFailure || !strings.Contains(got.stderr, "no rights") {
 		t.Errorf("got %+v, want the error", got)

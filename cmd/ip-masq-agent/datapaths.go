@@ -30,9 +30,9 @@ type datapath struct {
 	// runs. False: nothing is there.
 	inspect func(context.Context, *options, *slog.Logger) (api.DatapathStatus, bool, error)
 
-	// flows lists the translations that it goes on with in the absence of an
+	// flows visits the translations that it goes on with in the absence of an
 	// agent. nil: the kernel lists its own.
-	flows func(*options, *slog.Logger) ([]api.Translation, error)
+	flows func(*options, *slog.Logger, func(api.Translation)) error
 
 	// giveWay takes it out of the kernel once another datapath is in place.
 	giveWay func(context.Context, *options, *slog.Logger) error
@@ -167,7 +167,7 @@ func inspectEBPF(_ context.Context, o *options, log *slog.Logger) (api.DatapathS
 	return loader.Inspect(ebpfOptions(o, log))
 }
 
-func flowsOfEBPF(o *options, log *slog.Logger) ([]api.Translation, error) {
-	flows, _, err := loader.InspectTranslations(ebpfOptions(o, log))
-	return flows, err
+func flowsOfEBPF(o *options, log *slog.Logger, visit func(api.Translation)) error {
+	_, err := loader.InspectTranslations(ebpfOptions(o, log), visit)
+	return err
 }

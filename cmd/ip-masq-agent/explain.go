@@ -128,12 +128,12 @@ func explainAlone(env environment, o *options, question api.Question) (api.Answe
 		return api.Answer{}, fmt.Errorf("config refused: %w", err)
 	}
 	return agent.Explain(question, agent.Facts{
-		Datapath:     o.datapath,
-		IPv6:         o.config.EnableIPv6,
-		Policy:       loaded.Config.Policy(o.config.EnableIPv6),
-		Network:      network.Snapshot(),
-		Path:         network.Path,
-		Translations: func() ([]api.Translation, error) { return leftFlows(env) },
+		Datapath:        o.datapath,
+		IPv6:            o.config.EnableIPv6,
+		Policy:          loaded.Config.Policy(o.config.EnableIPv6),
+		Network:         network.Snapshot(),
+		Path:            network.Path,
+		EachTranslation: func(visit func(api.Translation)) error { return eachLeftFlow(env, visit) },
 	})
 }
 

@@ -5,25 +5,19 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"ip-masq-agent/internal/agent"
 	"ip-masq-agent/internal/api"
 )
-
-// watchInterval is how often `nat list --watch` looks.
-const watchInterval = time.Second
 
 func newNATCommand(env environment) *cobra.Command {
 	command := &cobra.Command{
@@ -40,46 +34,84 @@ func newNATCommand(env environment) *cobra.Command {
 	return command
 }
 
+// natFlags are what the user asks of `nat list`.
+type natFlags struct {
+	src, dst, proto, countBy, format string
+	watch                            bool
+}
+
 func newNATListCommand(env environment) *cobra.Command {
-	var src, dst, proto, format string
-	var watch bool
+	var f natFlags
 	command := &cobra.Command{
 		Use:   "list",
 		Short: "List the live translations of the ebpf datapath",
 		Args:  noArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
-			filter, err := natFilter(src, dst, proto)
+			filter, err := f.check()
 			if err != nil {
-				return err
-			}
-			if err := checkOutput(format); err != nil {
 				return err
 			}
 			lister, err := findNATLister(command.Context(), env)
 			if err != nil {
 				return err
 			}
-			if watch {
-				return watchNAT(command.Context(), lister, filter, command.OutOrStdout(), format)
+			out := command.OutOrStdout()
+			if f.watch {
+				return watchNAT(command.Context(), lister, filter, out, f.format)
 			}
-			flows, err := listNAT(command.Context(), lister, filter)
-			if err != nil {
-				return err
-			}
-			if len(flows) == 0 {
+			number, err := f.print(command.Context(), lister, filter, out)
+			if err == nil && number == 0 {
 				sayWhoTranslates(command.Context(), env, command.ErrOrStderr())
 			}
-			return printAs(command.OutOrStdout(), format, flows, func(w io.Writer) error { return printNAT(w, flows) })
+			return err
 		},
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
-	flags.StringVar(&src, "src", "", "only from this `address` or CIDR")
-	flags.StringVar(&dst, "dst", "", "only towards this `address` or CIDR")
-	flags.StringVar(&proto, "proto", "", "only this `protocol`: tcp, udp, icmp, …")
-	flags.BoolVar(&watch, "watch", false, "go on with one line for each translation that comes, changes its state or goes")
-	addOutputFlag(command, &format)
+	flags.StringVar(&f.src, "src", "", "only from this `address` or CIDR")
+	flags.StringVar(&f.dst, "dst", "", "only towards this `address` or CIDR")
+	flags.StringVar(&f.proto, "proto", "", "only this `protocol`: tcp, udp, icmp, …")
+	flags.StringVar(&f.countBy, "count-by", "", "only how many there are, by `pod|destination`, the highest number first")
+	flags.BoolVar(&f.watch, "watch", false, "go on with one line for each translation that comes, changes its state or goes")
+	addOutputFlag(command, &f.format)
 	return command
+}
+
+// check refuses what makes no sense, and gives the filter.
+func (f *natFlags) check() (agent.NATFilter, error) {
+	filter, err := natFilter(f.src, f.dst, f.proto)
+	if err != nil {
+		return filter, err
+	}
+	if !slices.Contains([]string{"", string(agent.ByPod), string(agent.ByDestination)}, f.countBy) {
+		return filter, usagef("--count-by: %q is neither pod nor destination", f.countBy)
+	}
+	if f.watch && f.countBy != "" {
+		return filter, usagef("--watch shows translations and no counts: leave --count-by away")
+	}
+	return filter, checkOutput(f.format)
+}
+
+// print prints the list or the counts, and says how many lines that were.
+func (f *natFlags) print(ctx context.Context, lister natLister, filter agent.NATFilter, w io.Writer) (int, error) {
+	if f.countBy != "" {
+		counts, err := lister.NATCounts(ctx, filter, agent.CountBy(f.countBy))
+		if err != nil {
+			return 0, err
+		}
+		if f.format == "json" {
+			return len(counts), printLines(w, counts)
+		}
+		return len(counts), printCounts(w, counts, f.countBy)
+	}
+	flows, err := listNAT(ctx, lister, filter)
+	if err != nil {
+		return 0, err
+	}
+	if f.format == "json" {
+		return len(flows), printLines(w, flows)
+	}
+	return len(flows), printNAT(w, flows)
 }
 
 func natFilter(src, dst, proto string) (agent.NATFilter, error) {
@@ -100,7 +132,8 @@ func natFilter(src, dst, proto string) (agent.NATFilter, error) {
 
 // natLister is an agent.Client, or the kernel.
 type natLister interface {
-	NAT(context.Context, agent.NATFilter) ([]api.Translation, error)
+	NAT(context.Context, agent.NATFilter, func(api.Translation)) error
+	NATCounts(context.Context, agent.NATFilter, agent.CountBy) ([]api.FlowCount, error)
 }
 
 // findNATLister gives the agent, or the kernel where none runs.
@@ -118,33 +151,39 @@ func findNATLister(ctx context.Context, env environment) (natLister, error) {
 // kernelNAT lists what an agent left running.
 type kernelNAT struct{ env environment }
 
-// NAT lists the translations that filter matches.
-func (k kernelNAT) NAT(_ context.Context, filter agent.NATFilter) ([]api.Translation, error) {
-	flows, err := leftFlows(k.env)
-	return slices.DeleteFunc(flows, func(t api.Translation) bool { return !filter.Match(t) }), err
+// NAT visits the translations that filter matches.
+func (k kernelNAT) NAT(_ context.Context, filter agent.NATFilter, visit func(api.Translation)) error {
+	return eachLeftFlow(k.env, func(t api.Translation) {
+		if filter.Match(t) {
+			visit(t)
+		}
+	})
 }
 
-// leftFlows are the translations of all datapaths that have their own.
-func leftFlows(env environment) ([]api.Translation, error) {
+// NATCounts counts the translations that filter matches.
+func (k kernelNAT) NATCounts(_ context.Context, filter agent.NATFilter, by agent.CountBy) ([]api.FlowCount, error) {
+	each := func(visit func(api.Translation)) error { return eachLeftFlow(k.env, visit) }
+	return agent.CountTranslations(each, filter, by)
+}
+
+// eachLeftFlow visits the translations of all datapaths that have their own.
+func eachLeftFlow(env environment, visit func(api.Translation)) error {
 	o, err := defaultOptions()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	flows := []api.Translation{}
-	err = eachDatapath(env, func(_ string, d datapath) error {
+	return eachDatapath(env, func(_ string, d datapath) error {
 		if d.flows == nil {
 			return nil
 		}
-		more, err := d.flows(o, slog.New(slog.DiscardHandler))
-		flows = append(flows, more...)
-		return err
+		return d.flows(o, slog.New(slog.DiscardHandler), visit)
 	})
-	return flows, err
 }
 
 // listNAT gives the translations in an order that people can read.
-func listNAT(ctx context.Context, client natLister, filter agent.NATFilter) ([]api.Translation, error) {
-	flows, err := client.NAT(ctx, filter)
+func listNAT(ctx context.Context, lister natLister, filter agent.NATFilter) ([]api.Translation, error) {
+	flows := []api.Translation{}
+	err := lister.NAT(ctx, filter, func(t api.Translation) { flows = append(flows, t) })
 	slices.SortFunc(flows, func(a, b api.Translation) int {
 		return cmp.Or(a.Src.Compare(b.Src), strings.Compare(a.Proto, b.Proto), cmp.Compare(a.SPort, b.SPort),
 			a.Dst.Compare(b.Dst), cmp.Compare(a.DPort, b.DPort))
@@ -181,75 +220,14 @@ func printNAT(w io.Writer, flows []api.Translation) error {
 	return table(w, rows...)
 }
 
-// natEvent is a line of `nat list --watch -o json`.
-type natEvent struct {
-	Event string `json:"event"` // "new", "state" or "end"
-	api.Translation
-}
-
-// flowKey tells translations apart.
-type flowKey struct {
-	proto    string
-	src, dst netip.AddrPort
-}
-
-func keyOf(t api.Translation) flowKey {
-	return flowKey{proto: t.Proto, src: netip.AddrPortFrom(t.Src, t.SPort), dst: netip.AddrPortFrom(t.Dst, t.DPort)}
-}
-
-// watchNAT prints what changes from one look to the next until ctx ends.
-func watchNAT(ctx context.Context, client natLister, filter agent.NATFilter, w io.Writer, format string) error {
-	known := make(map[flowKey]api.Translation)
-	ticker := time.NewTicker(watchInterval)
-	defer ticker.Stop()
-	for {
-		flows, err := listNAT(ctx, client, filter)
-		if err != nil {
-			return err
+func printCounts(w io.Writer, counts []api.FlowCount, by string) error {
+	rows := [][]string{{"FLOWS", strings.ToUpper(by)}}
+	for _, c := range counts {
+		key := c.Src.String()
+		if by == string(agent.ByDestination) {
+			key = c.Proto + " " + endpoint(c.Dst, c.DPort)
 		}
-		for _, event := range natEvents(known, flows) {
-			if err := printNATEvent(w, format, event); err != nil {
-				return err
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
+		rows = append(rows, []string{strconv.Itoa(c.Flows), key})
 	}
-}
-
-// natEvents compares with what is known, and makes flows what is known.
-func natEvents(known map[flowKey]api.Translation, flows []api.Translation) []natEvent {
-	var events []natEvent
-	seen := make(map[flowKey]bool, len(flows))
-	for _, flow := range flows {
-		key := keyOf(flow)
-		seen[key] = true
-		switch before, ok := known[key]; {
-		case !ok:
-			events = append(events, natEvent{"new", flow})
-		case before.NATAddr != flow.NATAddr || before.NATPort != flow.NATPort:
-			events = append(events, natEvent{"end", before}, natEvent{"new", flow})
-		case before.State != flow.State:
-			events = append(events, natEvent{"state", flow})
-		}
-		known[key] = flow
-	}
-	for key, flow := range known {
-		if !seen[key] {
-			events = append(events, natEvent{"end", flow})
-			delete(known, key)
-		}
-	}
-	return events
-}
-
-func printNATEvent(w io.Writer, format string, event natEvent) error {
-	if format == "json" {
-		return json.NewEncoder(w).Encode(event)
-	}
-	_, err := fmt.Fprintf(w, "%-5s  %s\n", event.Event, strings.Join(natRow(event.Translation), "  "))
-	return err
+	return table(w, rows...)
 }

@@ -3,11 +3,12 @@
 package main
 
 import (
+	"bufio"
 	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 )
@@ -37,11 +38,47 @@ func say(w io.Writer, format string, args ...any) {
 // closeQuietly is for defer, when all has been said.
 func closeQuietly(c io.Closer) { _ = c.Close() }
 
+// printLines prints a list as JSON with one element a line: what can be long is
+// read by line, and indenting it takes longer than all else.
+func printLines[T any](w io.Writer, list []T) error {
+	out := bufio.NewWriter(w)
+	before := "["
+	for _, element := range list {
+		line, err := json.Marshal(element)
+		if err != nil {
+			return err
+		}
+		say(out, "%s%s", before, line) // Flush tells the error
+		before = ",\n "
+	}
+	if len(list) == 0 {
+		say(out, "[")
+	}
+	say(out, "]\n")
+	return out.Flush()
+}
+
 // table prints rows of cells in columns.
 func table(w io.Writer, rows ...[]string) error {
-	columns := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	var widths []int
 	for _, row := range rows {
-		say(columns, "%s\n", strings.Join(row, "\t")) // Flush tells the error
+		for i, cell := range row {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
 	}
-	return columns.Flush()
+	out := bufio.NewWriter(w)
+	for _, row := range rows {
+		for i, cell := range row {
+			padding := 0
+			if i < len(row)-1 {
+				padding = widths[i] + 2 - utf8.RuneCountInString(cell)
+			}
+			say(out, "%s%s", cell, strings.Repeat(" ", padding)) // Flush tells the error
+		}
+		say(out, "\n")
+	}
+	return out.Flush()
 }

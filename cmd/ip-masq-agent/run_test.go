@@ -61,10 +61,15 @@ func (d *fakeDatapath) Sync(context.Context, *prefix.Policy, *route.Snapshot) er
 func (d *fakeDatapath) Plan(policy *prefix.Policy, _ *route.Snapshot) (string, error) {
 	return fmt.Sprintln(d.name, policy.Lists().NonMasquerade), nil
 }
-func (d *fakeDatapath) Changed() <-chan struct{}                 { return nil }
-func (d *fakeDatapath) Stats() (api.Stats, error)                { return api.Stats{}, nil }
-func (d *fakeDatapath) Translations() ([]api.Translation, error) { return d.flows, nil }
-func (d *fakeDatapath) Close() error                             { d.events.add("close " + d.name); return nil }
+func (d *fakeDatapath) Changed() <-chan struct{}  { return nil }
+func (d *fakeDatapath) Stats() (api.Stats, error) { return api.Stats{}, nil }
+func (d *fakeDatapath) EachTranslation(visit func(api.Translation)) error {
+	for _, flow := range d.flows {
+		visit(flow)
+	}
+	return nil
+}
+func (d *fakeDatapath) Close() error { d.events.add("close " + d.name); return nil }
 func (d *fakeDatapath) Status() (api.DatapathStatus, error) {
 	return api.DatapathStatus{
 		Backend:    api.Backend{Name: "fake", Reason: "this is a test"},
@@ -99,13 +104,14 @@ type stage struct {
 	events *eventList
 	opened *options // by the last open
 	left   string   // the datapath that inspection finds
+	flows  []api.Translation
 }
 
 var stages atomic.Int32 // tells the sockets of stages apart
 
 func newStage(t *testing.T) *stage {
 	t.Helper()
-	s := &stage{t: t, events: &eventList{}}
+	s := &stage{t: t, events: &eventList{}, flows: testFlows()}
 	s.env = environment{
 		ctx:       t.Context(),
 		socket:    fmt.Sprintf("@ip-masq-agent-test-%d-%d", os.Getpid(), stages.Add(1)),
@@ -121,10 +127,10 @@ func (s *stage) fake(name string) datapath {
 			return nil
 		}
 	}
-	fake := &fakeDatapath{name: name, events: s.events, flows: testFlows()}
+	fake := &fakeDatapath{name: name, events: s.events}
 	return datapath{
 		open: func(o *options, _ *slog.Logger) (agent.Datapath, error) {
-			s.opened = o
+			s.opened, fake.flows = o, s.flows
 			return fake, nil
 		},
 		plan: func(_ *options, _ *slog.Logger, policy *prefix.Policy, network *route.Snapshot) (string, error) {
@@ -134,11 +140,12 @@ func (s *stage) fake(name string) datapath {
 			status, err := fake.Status()
 			return status, name == s.left, err
 		},
-		flows: func(*options, *slog.Logger) ([]api.Translation, error) {
+		flows: func(_ *options, _ *slog.Logger, visit func(api.Translation)) error {
 			if name != s.left {
-				return nil, nil
+				return nil
 			}
-			return fake.Translations()
+			fake.flows = s.flows
+			return fake.EachTranslation(visit)
 		},
 		giveWay: note("give way"),
 		cleanup: note("clean up"),

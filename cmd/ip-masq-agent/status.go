@@ -134,7 +134,8 @@ func printStatus(w io.Writer, s api.Status) error {
 		return err
 	}
 	if len(s.Interfaces) > 0 {
-		interfaces := [][]string{{"\nINTERFACE", "ATTACH", "IPV4 SOURCE", "IPV6 SOURCE"}}
+		say(w, "\n")
+		interfaces := [][]string{{"INTERFACE", "ATTACH", "IPV4 SOURCE", "IPV6 SOURCE"}}
 		for _, i := range s.Interfaces {
 			interfaces = append(interfaces, []string{i.Name, orDash(i.Attach), address(i.SNATv4), address(i.SNATv6)})
 		}

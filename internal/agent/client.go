@@ -11,9 +11,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/netip"
-	"net/url"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -84,24 +81,21 @@ func (c *Client) Explain(ctx context.Context, question api.Question) (api.Answer
 	return explained, err
 }
 
-// NAT asks for the live translations that filter matches, in no particular
-// order.
-func (c *Client) NAT(ctx context.Context, filter NATFilter) ([]api.Translation, error) {
-	flows := []api.Translation{}
-	path := natPath + "?" + filter.query().Encode()
-	err := c.ask(ctx, http.MethodGet, path, nil, func(body io.Reader) error {
-		lines := json.NewDecoder(body)
-		for {
-			var flow api.Translation
-			if err := lines.Decode(&flow); errors.Is(err, io.EOF) {
-				return nil
-			} else if err != nil {
-				return err
-			}
-			flows = append(flows, flow)
-		}
+// NAT visits the live translations that filter matches, in no particular order.
+func (c *Client) NAT(ctx context.Context, filter NATFilter, visit func(api.Translation)) error {
+	return c.ask(ctx, http.MethodGet, natPath+"?"+filter.query().Encode(), nil, func(body io.Reader) error {
+		return readTranslations(body, visit)
 	})
-	return flows, err
+}
+
+// NATCounts asks for the numbers of live translations that filter matches, the
+// highest first.
+func (c *Client) NATCounts(ctx context.Context, filter NATFilter, by CountBy) ([]api.FlowCount, error) {
+	query := filter.query()
+	query.Set("by", string(by))
+	counts := []api.FlowCount{}
+	err := c.ask(ctx, http.MethodGet, natCountsPath+"?"+query.Encode(), nil, decodeInto(&counts))
+	return counts, err
 }
 
 func decodeInto(v any) func(io.Reader) error {
@@ -129,60 +123,4 @@ func (c *Client) ask(ctx context.Context, method, path string, body io.Reader, r
 		return fmt.Errorf("read the agent's answer: %w", err)
 	}
 	return nil
-}
-
-// NATFilter chooses translations. What is zero matches all.
-type NATFilter struct {
-	Src, Dst netip.Prefix
-	Proto    string // as api.Translation has it
-}
-
-// Match tells whether the filter chooses t.
-func (f NATFilter) Match(t api.Translation) bool {
-	return (!f.Src.IsValid() || f.Src.Contains(t.Src)) &&
-		(!f.Dst.IsValid() || f.Dst.Contains(t.Dst)) &&
-		(f.Proto == "" || strings.EqualFold(f.Proto, t.Proto))
-}
-
-func (f NATFilter) query() url.Values {
-	values := url.Values{}
-	for key, value := range map[string]netip.Prefix{"src": f.Src, "dst": f.Dst} {
-		if value.IsValid() {
-			values.Set(key, value.String())
-		}
-	}
-	if f.Proto != "" {
-		values.Set("proto", f.Proto)
-	}
-	return values
-}
-
-func parseNATFilter(values url.Values) (NATFilter, error) {
-	filter := NATFilter{Proto: values.Get("proto")}
-	for key, target := range map[string]*netip.Prefix{"src": &filter.Src, "dst": &filter.Dst} {
-		text := values.Get(key)
-		if text == "" {
-			continue
-		}
-		parsed, err := ParseAddressOrPrefix(text)
-		if err != nil {
-			return NATFilter{}, fmt.Errorf("%s: %w", key, err)
-		}
-		*target = parsed
-	}
-	return filter, nil
-}
-
-// ParseAddressOrPrefix reads "10.0.0.1" as 10.0.0.1/32 and "10.0.0.0/8" as it is.
-func ParseAddressOrPrefix(text string) (netip.Prefix, error) {
-	if strings.Contains(text, "/") {
-		parsed, err := netip.ParsePrefix(text)
-		return parsed.Masked(), err
-	}
-	address, err := netip.ParseAddr(text)
-	if err != nil {
-		return netip.Prefix{}, err
-	}
-	address = address.Unmap().WithZone("")
-	return netip.PrefixFrom(address, address.BitLen()), nil
 }

@@ -21,12 +21,16 @@ import (
 // network namespace has one such name, and so one agent.
 const Socket = "@ip-masq-agent"
 
-// Paths of the control protocol: HTTP with JSON bodies. An error is a
+// Paths of the control protocol: HTTP with JSON bodies, but for lists that can be
+// as long as the table. An error is a
 // controlError with a status of 4xx or 5xx.
 const (
 	statusPath  = "/v1/status"  // GET: api.Status
 	explainPath = "/v1/explain" // POST api.Question: api.Answer
-	natPath     = "/v1/nat"     // GET with a NATFilter as query: one api.Translation per line
+	natPath     = "/v1/nat"     // GET with a NATFilter as query: gob, chunks of []api.Translation
+
+	// GET with a NATFilter and by as query: []api.FlowCount
+	natCountsPath = "/v1/nat/counts"
 )
 
 const (
@@ -149,29 +153,8 @@ func (a *Agent) controlHandler() http.Handler {
 		answer(w, http.StatusUnprocessableEntity, explained, err)
 	})
 	mux.HandleFunc("GET "+natPath, a.answerNAT)
+	mux.HandleFunc("GET "+natCountsPath, a.answerNATCounts)
 	return mux
-}
-
-// answerNAT writes line by line: a full table does not fit into the agent's
-// memory twice.
-func (a *Agent) answerNAT(w http.ResponseWriter, r *http.Request) {
-	filter, err := parseNATFilter(r.URL.Query())
-	if err != nil {
-		refuse(w, http.StatusBadRequest, err)
-		return
-	}
-	flows, err := a.options.Datapath.Translations()
-	if err != nil {
-		refuse(w, http.StatusInternalServerError, fmt.Errorf("list translations: %w", err))
-		return
-	}
-	w.Header().Set("Content-Type", "application/x-ndjson")
-	lines := json.NewEncoder(w)
-	for _, flow := range flows {
-		if filter.Match(flow) && lines.Encode(flow) != nil {
-			return // the client went away
-		}
-	}
 }
 
 func answer(w http.ResponseWriter, failure int, body any, err error) {

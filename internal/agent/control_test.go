@@ -4,7 +4,9 @@ package agent
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"encoding/gob"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -120,12 +122,68 @@ func TestControlSocketFiltersTranslations(t *testing.T) {
 		for _, i := range test.want {
 			want = append(want, b.datapath.flows[i])
 		}
-		got, err := client.NAT(t.Context(), test.filter)
-		if err != nil {
+		got := []api.Translation{}
+		if err := client.NAT(t.Context(), test.filter, func(t api.Translation) { got = append(got, t) }); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
 			t.Errorf("%+v (-want +got):\n%s", test.filter, diff)
+		}
+	}
+}
+
+func TestControlSocketCountsTranslations(t *testing.T) {
+	requireRoot(t)
+	socket := socketFor(t)
+	b := serveBench(t, socket)
+	flow := func(proto, src, dst string, port uint16) api.Translation {
+		return api.Translation{Proto: proto, Src: netip.MustParseAddr(src), Dst: netip.MustParseAddr(dst), DPort: port}
+	}
+	b.datapath.flows = []api.Translation{
+		flow("tcp", "10.244.0.2", "8.8.8.8", 443), flow("tcp", "10.244.0.1", "8.8.8.8", 443), flow("icmp", "10.244.0.2", "9.9.9.9", 0),
+		flow("udp", "10.244.0.2", "8.8.8.8", 443), flow("udp", "10.244.1.1", "8.8.8.8", 53),
+	}
+	client, err := Dial(t.Context(), socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	filter := NATFilter{Src: netip.MustParsePrefix("10.244.0.0/24")}
+	for by, want := range map[CountBy]string{
+		ByPod: `[{"src":"10.244.0.2","flows":3},{"src":"10.244.0.1","flows":1}]`,
+		ByDestination: `[{"proto":"tcp","dst":"8.8.8.8","dport":443,"flows":2},{"proto":"udp","dst":"8.8.8.8","dport":443,"flows":1},` +
+			`{"proto":"icmp","dst":"9.9.9.9","flows":1}]`,
+	} {
+		counts, err := client.NATCounts(t.Context(), filter, by)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := json.Marshal(counts); err != nil || string(got) != want {
+			t.Errorf("by %s: got %s, %v; want %s", by, got, err, want)
+		}
+	}
+	if _, err := client.NATCounts(t.Context(), filter, "colour"); err == nil || !strings.Contains(err.Error(), ErrCountBy.Error()) {
+		t.Errorf("by colour: got %v", err)
+	}
+}
+
+// A list that ends early is no list.
+func TestHalfAListIsAnError(t *testing.T) {
+	var page bytes.Buffer
+	w := &translationWriter{out: bufio.NewWriter(&page)}
+	w.encoder = gob.NewEncoder(w.out)
+	for range natChunk + 1 {
+		w.add(api.Translation{Proto: "tcp", Src: netip.MustParseAddr("10.0.0.1")})
+	}
+	w.end()
+	whole := page.Bytes()
+	visited := 0
+	count := func(api.Translation) { visited++ }
+	if err := readTranslations(bytes.NewReader(whole), count); err != nil || visited != natChunk+1 {
+		t.Errorf("the whole: %d, %v", visited, err)
+	}
+	for _, length := range []int{0, len(whole) / 2, len(whole) - 1} {
+		if err := readTranslations(bytes.NewReader(whole[:length]), count); err == nil {
+			t.Errorf("%d of %d bytes: no error", length, len(whole))
 		}
 	}
 }

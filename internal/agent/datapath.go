@@ -11,7 +11,7 @@ import (
 )
 
 // Datapath makes the kernel translate. It is called by one goroutine at a time,
-// but for Stats, Status and Translations, which may be called at any time.
+// but for Stats, Status and EachTranslation, which may be called at any time.
 type Datapath interface {
 	// Name is the value of --datapath that selects it.
 	Name() string
@@ -34,8 +34,9 @@ type Datapath interface {
 	// Status is the datapath's part of `status`.
 	Status() (api.DatapathStatus, error)
 
-	// Translations lists the live flows that the datapath itself translates.
-	Translations() ([]api.Translation, error)
+	// EachTranslation visits the live flows that the datapath itself translates,
+	// in no particular order. Those that come or go meanwhile may be missed.
+	EachTranslation(visit func(api.Translation)) error
 
 	// Close gives up handles and goroutines. What the kernel runs stays.
 	Close() error

@@ -28,9 +28,9 @@ type Facts struct {
 	Network  *route.Snapshot
 	Path     func(dst, src netip.Addr) (route.Path, error)
 
-	// Translations lists live flows. Optional: without it the answer is what a
-	// new connection would get.
-	Translations func() ([]api.Translation, error)
+	// EachTranslation visits live flows. Optional: without it the answer is what
+	// a new connection would get.
+	EachTranslation func(visit func(api.Translation)) error
 }
 
 // explanation is one question on its way to an answer.
@@ -143,21 +143,20 @@ func (e *explanation) live() (api.Answer, bool, error) {
 
 // translation finds a live translation towards the destination in question that
 // matches. Without source, protocol and port there is nothing to look for.
-func (e *explanation) translation(match func(api.Translation) bool) (api.Translation, bool, error) {
-	if e.Translations == nil || !e.Src.IsValid() || e.Proto == "" || e.Sport == 0 {
+func (e *explanation) translation(match func(api.Translation) bool) (flow api.Translation, found bool, err error) {
+	if e.EachTranslation == nil || !e.Src.IsValid() || e.Proto == "" || e.Sport == 0 {
 		return api.Translation{}, false, nil
 	}
-	flows, err := e.Translations()
-	if err != nil {
-		return api.Translation{}, false, fmt.Errorf("list translations: %w", err)
-	}
-	for _, t := range flows {
+	err = e.EachTranslation(func(t api.Translation) {
 		// An ICMP query has no second port.
 		if t.Proto == e.Proto && t.Dst == e.Dst && (e.Dport == 0 || t.DPort == 0 || t.DPort == e.Dport) && match(t) {
-			return t, true, nil
+			flow, found = t, true
 		}
+	})
+	if err != nil {
+		return flow, false, fmt.Errorf("list translations: %w", err)
 	}
-	return api.Translation{}, false, nil
+	return flow, found, nil
 }
 
 // elsewhere reports whether an address is one that other uplinks masquerade with,
@@ -248,11 +247,11 @@ func (e *explanation) listReason(entry prefix.Entry, found bool) string {
 // Explain answers for the running agent.
 func (a *Agent) Explain(q api.Question) (api.Answer, error) {
 	return Explain(q, Facts{
-		Datapath:     a.options.Datapath.Name(),
-		IPv6:         a.options.Config.EnableIPv6,
-		Policy:       a.settings.view().policy,
-		Network:      a.options.Network.Snapshot(),
-		Path:         a.options.Network.Path,
-		Translations: a.options.Datapath.Translations,
+		Datapath:        a.options.Datapath.Name(),
+		IPv6:            a.options.Config.EnableIPv6,
+		Policy:          a.settings.view().policy,
+		Network:         a.options.Network.Snapshot(),
+		Path:            a.options.Network.Path,
+		EachTranslation: a.options.Datapath.EachTranslation,
 	})
 }

@@ -224,7 +224,12 @@ func TestExplain(t *testing.T) {
 			}
 			got, err := Explain(question, Facts{
 				Datapath: test.datapath, IPv6: true, Policy: testPolicy(), Network: network.Snapshot(), Path: network.Path,
-				Translations: func() ([]api.Translation, error) { return flows, nil },
+				EachTranslation: func(visit func(api.Translation)) error {
+					for _, flow := range flows {
+						visit(flow)
+					}
+					return nil
+				},
 			})
 			if err != nil {
 				t.Fatal(err)

@@ -60,8 +60,13 @@ func (d *fakeDatapath) Plan(*prefix.Policy, *route.Snapshot) (string, error) { r
 func (d *fakeDatapath) Changed() <-chan struct{}                             { return d.changed }
 func (d *fakeDatapath) Stats() (api.Stats, error)                            { return d.stats, d.statsErr }
 func (d *fakeDatapath) Status() (api.DatapathStatus, error)                  { return d.status, nil }
-func (d *fakeDatapath) Translations() ([]api.Translation, error)             { return d.flows, nil }
-func (d *fakeDatapath) Close() error                                         { d.closed = true; return nil }
+func (d *fakeDatapath) EachTranslation(visit func(api.Translation)) error {
+	for _, flow := range d.flows {
+		visit(flow)
+	}
+	return nil
+}
+func (d *fakeDatapath) Close() error { d.closed = true; return nil }
 
 // syncs is how many syncs began.
 func (d *fakeDatapath) syncs() int {

@@ -108,6 +108,16 @@ type Translation struct {
 	ExpiresSeconds int        `json:"expires_seconds"`
 }
 
+// FlowCount is how many live flows a pod has, or how many go to a destination.
+// The one that is not counted by is left out, as is the port of ICMP.
+type FlowCount struct {
+	Src   netip.Addr `json:"src,omitzero"`
+	Proto string     `json:"proto,omitzero"`
+	Dst   netip.Addr `json:"dst,omitzero"`
+	DPort uint16     `json:"dport,omitzero"`
+	Flows int        `json:"flows"`
+}
+
 // DropReasons are the values of the reason label of
 // ip_masq_agent_datapath_drops_total, in the order in which they are shown.
 func DropReasons() []string {

@@ -215,7 +215,8 @@ func continueFlows(t *testing.T, flows []flow, when string) {
 // to the node's address: that of pings shows nowhere else.
 func (n *node) checkTranslations(t *testing.T, flows []flow) {
 	t.Helper()
-	translations, err := n.datapath.Translations()
+	var translations []api.Translation
+	err := n.datapath.EachTranslation(func(t api.Translation) { translations = append(translations, t) })
 	if err != nil {
 		t.Fatal(err)
 	}
