@@ -43,20 +43,31 @@ func removePins(path string) error {
 	if err != nil {
 		return fmt.Errorf("read programs: %w", err)
 	}
-	isMapPin := func(name string) bool { return spec.Maps[strings.TrimSuffix(name, nextSuffix)] != nil }
+	layouts, err := filepath.Glob(filepath.Join(path, "v*"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range layouts {
+		if err := removeFrom(dir, isMapPin(spec)); err != nil {
+			return err
+		}
+	}
 	for _, is := range []struct {
 		dir  string
 		ours func(name string) bool
 	}{
 		{linksDir, isLinkPin},
-		{layout, isMapPin},
-		{"", isMapPin},
+		{"", isMapPin(spec)},
 	} {
 		if err := removeFrom(filepath.Join(path, is.dir), is.ours); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func isMapPin(spec *ebpf.CollectionSpec) func(name string) bool {
+	return func(name string) bool { return spec.Maps[strings.TrimSuffix(name, nextSuffix)] != nil }
 }
 
 func isLinkPin(name string) bool {
@@ -190,12 +201,16 @@ func servedLinks(pinPath string) (map[int]bpf.MasqUplink, error) {
 			served[index] = bpf.MasqUplink{Ifindex: uint32(index)}
 		}
 	}
-	uplinks, err := ebpf.LoadPinnedMap(filepath.Join(pinPath, layout, bpf.MasqMapUplinks), &ebpf.LoadPinOptions{ReadOnly: true})
-	if errors.Is(err, os.ErrNotExist) {
+	spec, err := bpf.LoadMasq()
+	if err != nil {
+		return nil, fmt.Errorf("read programs: %w", err)
+	}
+	uplinks, err := openPin(spec.Maps[bpf.MasqMapUplinks], filepath.Join(pinPath, layout, bpf.MasqMapUplinks))
+	if _, foreign := errors.AsType[*PinError](err); foreign || uplinks == nil && err == nil {
 		return served, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open uplinks: %w", err)
+		return nil, err
 	}
 	defer uplinks.Close()
 	err = readSlots(uplinks, func(_ uint32, value bpf.MasqUplink) { served[int(value.Ifindex)] = value })

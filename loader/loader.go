@@ -40,7 +40,8 @@ type Options struct {
 	// Log gets one line per change.
 	Log *slog.Logger
 
-	noTCX bool // for tests: do as on a kernel before 6.6
+	noTCX   bool           // for tests: do as on a kernel before 6.6
+	formats map[int]format // for tests: of older layouts
 }
 
 // Datapath translates in TC programs on the node's uplinks.
@@ -82,6 +83,9 @@ func New(opts Options) (*Datapath, error) {
 	spec, err := bpf.LoadMasq()
 	if err != nil {
 		return nil, fmt.Errorf("read programs: %w", err)
+	}
+	if opts.formats == nil {
+		opts.formats = formats()
 	}
 	d := &Datapath{
 		opts:    opts,

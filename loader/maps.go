@@ -8,16 +8,14 @@ import (
 	gomaps "maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 
 	"ip-masq-agent/bpf"
 )
-
-// layout numbers the format of the NAT maps. A change to a key or a value in
-// masq.h makes a new one.
-const layout = "v1"
 
 // linksDir is where attached programs are pinned, under the pin path.
 const linksDir = "links"
@@ -35,37 +33,50 @@ func rootMaps() []string {
 type maps struct {
 	bpf.MasqMaps
 	byName   map[string]*ebpf.Map // to load programs with
-	before   []*natMaps           // of another size, from which flows are to be taken over
+	before   []*natMaps           // of another size or layout, from which flows are to be taken over
 	replaced uint64               // when they were copied
+	older    []olderMaps          // layouts, which go when their flows have been taken over
 	types    *btf.Cache           // the kernel's, to load programs with; nil: not kept
 }
 
-// openMaps opens the pinned maps and makes those that are not there.
+// openMaps opens the pinned maps and makes those that are not there. What an
+// agent of an older layout left is taken over.
 func openMaps(spec *ebpf.CollectionSpec, opts Options) (*maps, error) {
-	layoutDir := filepath.Join(opts.PinPath, layout)
-	for _, dir := range []string{layoutDir, filepath.Join(opts.PinPath, linksDir)} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, fmt.Errorf("make pin directory: %w", err)
-		}
-	}
-	dirs := make(map[string]string)
-	for _, name := range rootMaps() {
-		dirs[name] = opts.PinPath
-	}
-	begin := monotonic()
-	before, err := resizeAll(spec, layoutDir, opts)
+	older, err := olderLayouts(opts.PinPath)
 	if err != nil {
 		return nil, err
 	}
-	m := &maps{byName: make(map[string]*ebpf.Map), before: before, replaced: begin}
-	for name, mapSpec := range spec.Maps {
-		dir, isRoot := dirs[name]
-		if !isRoot {
-			dir = layoutDir
+	for _, dir := range []string{layout, linksDir} {
+		if err := os.MkdirAll(filepath.Join(opts.PinPath, dir), 0o700); err != nil {
+			return nil, fmt.Errorf("make pin directory: %w", err)
 		}
-		opened, err := openMap(mapSpec, dir)
+	}
+	m := &maps{byName: make(map[string]*ebpf.Map), replaced: monotonic(), older: older}
+	if err := m.open(spec, opts); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return m, nil
+}
+
+func (m *maps) open(spec *ebpf.CollectionSpec, opts Options) (err error) {
+	if err := checkPins(spec, opts.PinPath); err != nil {
+		return err
+	}
+	if err := adopt(spec, opts.PinPath, m.older); err != nil {
+		return err
+	}
+	if m.before, err = resizeAll(spec, filepath.Join(opts.PinPath, layout), opts); err != nil {
+		return err
+	}
+	older, err := openOlder(spec, m.older, opts.formats)
+	m.before = append(m.before, older...)
+	if err != nil {
+		return err
+	}
+	for name, mapSpec := range spec.Maps {
+		opened, err := openMap(mapSpec, pinOf(opts.PinPath, name))
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("open map %s: %w", name, err), m.Close())
+			return fmt.Errorf("open map %s: %w", name, err)
 		}
 		if opened != nil {
 			m.byName[name] = opened
@@ -74,23 +85,47 @@ func openMaps(spec *ebpf.CollectionSpec, opts Options) (*maps, error) {
 	}
 	named := &ebpf.Collection{Maps: gomaps.Clone(m.byName)}
 	if err := named.Assign(&m.MasqMaps); err != nil {
-		return nil, errors.Join(fmt.Errorf("open maps: %w", err), m.Close())
+		return fmt.Errorf("open maps: %w", err)
 	}
-	return m, nil
+	for _, old := range older {
+		if err := m.natMaps(old.is6).takeOver(old, 0); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// openMap opens one map. It returns nil for the sections of constants, which
-// belong to each loaded program.
-func openMap(spec *ebpf.MapSpec, dir string) (*ebpf.Map, error) {
-	switch spec.Name {
-	case ".rodata", ".data", ".bss":
+// pinOf is where a map is pinned. Empty: it is of one program or process.
+func pinOf(pinPath, name string) string {
+	switch {
+	case strings.HasPrefix(name, "."), name == bpf.MasqMapScratch:
+		return ""
+	case slices.Contains(rootMaps(), name):
+		return filepath.Join(pinPath, name)
+	}
+	return filepath.Join(pinPath, layout, name)
+}
+
+// openMap opens one map, or makes it. It returns nil for the sections of
+// constants, which belong to each loaded program.
+func openMap(spec *ebpf.MapSpec, pin string) (*ebpf.Map, error) {
+	if strings.HasPrefix(spec.Name, ".") {
 		return nil, nil
-	case bpf.MasqMapScratch:
+	}
+	if pin == "" {
 		return ebpf.NewMap(spec)
 	}
-	spec = spec.Copy()
-	spec.Pinning = ebpf.PinByName
-	return ebpf.NewMapWithOptions(spec, ebpf.MapOptions{PinPath: dir})
+	if m, err := openPin(spec, pin); err != nil || m != nil {
+		return m, err
+	}
+	m, err := ebpf.NewMap(spec)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.Pin(pin); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return m, nil
 }
 
 // Close gives up the handles. Pinned maps stay.

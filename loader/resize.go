@@ -19,6 +19,7 @@ import (
 type natMaps struct {
 	is6            bool
 	flows, reverse *ebpf.Map
+	format         format // of flows
 }
 
 func flowMaps(is6 bool) (flows, reverse string) {
@@ -124,7 +125,7 @@ func openNATMaps(dir string, is6 bool) (*natMaps, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open %s: %w", reverseName, err), flows.Close())
 	}
-	return &natMaps{is6: is6, flows: flows, reverse: reverse}, nil
+	return &natMaps{is6: is6, flows: flows, reverse: reverse, format: currentFormat()}, nil
 }
 
 // nextSuffix is of the pins of maps that are to take the place of others. bpffs
@@ -174,7 +175,7 @@ func finishPublish(dir string, is6 bool) error {
 // another's in n is left out.
 func (n *natMaps) takeOver(from *natMaps, since uint64) error {
 	if n.is6 {
-		return takeOver(n, from, func(k *bpf.MasqTupleV6, m *bpf.MasqMappingV6) (pair6, bool) {
+		return takeOver(n, from.flows, from.format.v6, func(k *bpf.MasqTupleV6, m *bpf.MasqMappingV6) (pair6, bool) {
 			return pair6{
 				tuple: *k, mapping: *m, way: bpf.MasqReverseV6{Addr: k.Saddr, Port: k.Sport},
 				reply: bpf.MasqTupleV6{Saddr: k.Daddr, Daddr: m.NatAddr, Sport: k.Dport, Dport: m.Flow.NatPort, Proto: k.Proto},
@@ -182,7 +183,7 @@ func (n *natMaps) takeOver(from *natMaps, since uint64) error {
 			}, m.Flow.Dying == 0 && m.Flow.Created >= since
 		})
 	}
-	return takeOver(n, from, func(k *bpf.MasqTupleV4, m *bpf.MasqMappingV4) (pair4, bool) {
+	return takeOver(n, from.flows, from.format.v4, func(k *bpf.MasqTupleV4, m *bpf.MasqMappingV4) (pair4, bool) {
 		return pair4{
 			tuple: *k, mapping: *m, way: bpf.MasqReverseV4{Addr: k.Saddr, Port: k.Sport},
 			reply: bpf.MasqTupleV4{Saddr: k.Daddr, Daddr: m.NatAddr, Sport: k.Dport, Dport: m.Flow.NatPort, Proto: k.Proto},
@@ -205,9 +206,11 @@ type (
 	pair6 = pair[bpf.MasqTupleV6, bpf.MasqReverseV6, bpf.MasqMappingV6]
 )
 
-func takeOver[T any, R comparable, M any](to, from *natMaps, read func(*T, *M) (pair[T, R, M], bool)) error {
+func takeOver[T any, R comparable, M any](
+	to *natMaps, flows *ebpf.Map, each func(*ebpf.Map, func(*T, *M)) error, read func(*T, *M) (pair[T, R, M], bool),
+) error {
 	var failed error
-	err := scan(from.flows, func(tuple *T, mapping *M) {
+	err := each(flows, func(tuple *T, mapping *M) {
 		if p, wanted := read(tuple, mapping); wanted && failed == nil {
 			failed = p.insert(to)
 		}
@@ -220,29 +223,38 @@ func takeOver[T any, R comparable, M any](to, from *natMaps, read func(*T, *M) (
 
 func (p *pair[T, R, M]) insert(to *natMaps) error {
 	err := to.reverse.Update(&p.reply, &p.way, ebpf.UpdateNoExist)
-	if errors.Is(err, ebpf.ErrKeyExist) {
-		return p.freshen(to)
-	}
-	if err != nil {
+	taken := errors.Is(err, ebpf.ErrKeyExist)
+	if err != nil && !taken {
 		return err
 	}
-	err = to.flows.Update(&p.tuple, &p.mapping, ebpf.UpdateNoExist)
-	if err == nil {
+	if taken && !p.owns(to) {
 		return nil
 	}
-	undone := to.reverse.Delete(&p.reply)
-	if errors.Is(err, ebpf.ErrKeyExist) {
-		return undone // it has been opened again
+	err = to.flows.Update(&p.tuple, &p.mapping, ebpf.UpdateNoExist)
+	switch {
+	case err == nil:
+		return nil
+	case taken && errors.Is(err, ebpf.ErrKeyExist):
+		return p.freshen(to)
+	case taken:
+		return err
+	case errors.Is(err, ebpf.ErrKeyExist): // it has been opened again
+		return to.reverse.Delete(&p.reply)
 	}
-	return errors.Join(err, undone)
+	return errors.Join(err, to.reverse.Delete(&p.reply))
+}
+
+// owns reports whether the outside tuple is the flow's: a copy may have ended
+// between its two halves.
+func (p *pair[T, R, M]) owns(to *natMaps) bool {
+	var owner R
+	return to.reverse.Lookup(&p.reply, &owner) == nil && owner == p.way
 }
 
 // freshen gives a flow that is there the newer state.
 func (p *pair[T, R, M]) freshen(to *natMaps) error {
-	var owner R
 	var known M
-	if to.reverse.Lookup(&p.reply, &owner) != nil || owner != p.way ||
-		to.flows.Lookup(&p.tuple, &known) != nil || !p.newer(&known) {
+	if to.flows.Lookup(&p.tuple, &known) != nil || !p.newer(&known) {
 		return nil
 	}
 	err := to.flows.Update(&p.tuple, &p.mapping, ebpf.UpdateExist)
@@ -283,5 +295,5 @@ func (d *Datapath) endTakeover() error {
 		errs = append(errs, old.Close())
 	}
 	d.maps.before = nil
-	return errors.Join(errs...)
+	return errors.Join(append(errs, d.removeOlder())...)
 }

@@ -266,7 +266,7 @@ func TestTakeOver(t *testing.T) {
 	}
 	newMaps := func(size uint32) *natMaps {
 		t.Helper()
-		n := &natMaps{}
+		n := &natMaps{format: currentFormat()}
 		for name, to := range map[string]**ebpf.Map{bpf.MasqMapFlowsV4: &n.flows, bpf.MasqMapReverseV4: &n.reverse} {
 			s := spec.Maps[name].Copy()
 			s.MaxEntries = size
@@ -320,12 +320,18 @@ func TestTakeOver(t *testing.T) {
 	put(from, podA, 6, 106, 30) // both
 	put(to, podA, 6, 116, 10)
 	put(to, podB, 6, 106, 10)
+	put(from, podA, 7, 107, 10) // a copy ended between its halves
+	put(to, podA, 7, 107, 10)
+	if err := to.flows.Delete(bpf.MasqTupleV4{Saddr: podA, Daddr: remote, Sport: 7, Dport: 53, Proto: unix.IPPROTO_UDP}); err != nil {
+		t.Fatal(err)
+	}
 	if err := to.takeOver(from, 0); err != nil {
 		t.Fatal(err)
 	}
 	want := map[flow]bool{
 		{podA, 1, 101, 10}: true, {podA, 2, 102, 20}: true, {podA, 3, 103, 20}: true,
 		{podB, 4, 104, 10}: true, {podA, 5, 115, 10}: true, {podA, 6, 116, 10}: true, {podB, 6, 106, 10}: true,
+		{podA, 7, 107, 10}: true,
 	}
 	got := all(to)
 	for f := range want {

@@ -12,12 +12,19 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"ip-masq-agent/internal/api"
 	"ip-masq-agent/internal/lab"
 )
 
-const pinPath = "/sys/fs/bpf/ip-masq-agent"
+const (
+	pinPath = "/sys/fs/bpf/ip-masq-agent"
+
+	// promptly is the second within which the agent reacts, and more for a
+	// machine that does other things too.
+	promptly = 5 * time.Second
+)
 
 // long tells whether the tests are to take their time.
 func long() bool { return os.Getenv("LONG_TESTS") != "" }
@@ -105,6 +112,24 @@ func (n *node) run(name string, args ...string) string {
 	return out
 }
 
+// ip runs ip(8) on the node with each line.
+func (n *node) ip(lines ...string) {
+	n.t.Helper()
+	for _, line := range lines {
+		n.run("ip", strings.Fields(line)...)
+	}
+}
+
+// within waits for something that should come soon.
+func (n *node) within(limit time.Duration, what string, is func() bool) {
+	n.t.Helper()
+	for end := time.Now().Add(limit); !is(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			n.t.Fatalf("not within %v: %s", limit, what)
+		}
+	}
+}
+
 // serve serves at an outside address, and gives it with its port.
 func (n *node) serve(network string, at netip.Addr) netip.AddrPort {
 	n.t.Helper()
@@ -190,6 +215,27 @@ func (n *node) noLeak() {
 func (n *node) pins() []string {
 	n.t.Helper()
 	return strings.Fields(n.run("find", pinPath, "-printf", "%P\n"))
+}
+
+// metric reads one series from the agent's metrics, with its labels as they are
+// printed there.
+func (n *node) metric(a *lab.Agent, series string) float64 {
+	n.t.Helper()
+	_, page, err := a.Get("/metrics")
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for line := range strings.Lines(page) {
+		if text, ok := strings.CutPrefix(line, "ip_masq_agent_"+series+" "); ok {
+			value, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
+			if err != nil {
+				n.t.Fatal(err)
+			}
+			return value
+		}
+	}
+	n.t.Fatalf("no metric %s", series)
+	return 0
 }
 
 // footprint is all on a node that an agent could leave: rules, filters,
