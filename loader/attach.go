@@ -184,7 +184,8 @@ func (d *Datapath) ensureClsact(u *uplink) error {
 		return fmt.Errorf("add clsact qdisc: %w", err)
 	}
 	u.value.Flags |= uint8(bpf.MasqUplinkFlagUPLINK_QDISC)
-	return d.writeUplink(u)
+	_, err = d.writeUplink(u)
+	return err
 }
 
 func clsact(ifindex int) *netlink.GenericQdisc {

@@ -52,8 +52,7 @@ func (d *Datapath) attachAgain(u *uplink, i int, dir direction) error {
 		return fmt.Errorf("attach %s again: %w", dir.program, err)
 	}
 	u.hooks[i] = h
-	d.repairs++
-	d.log.Warn("somebody had detached a program: attached it again", "interface", u.Name, "program", dir.program)
+	d.repaired(fmt.Sprintf("program %s on %s", dir.program, u.Name))
 	return old.close()
 }
 

@@ -45,7 +45,12 @@ func (d *Datapath) syncTrie(f *family, entries []prefix.Entry) error {
 	for _, e := range entries {
 		want[e.Prefix] = cidrVerdict(e.Verdict)
 	}
+	if f.left.cidrs != nil && !gomaps.Equal(have, f.left.cidrs) {
+		d.repaired(f.String() + " CIDRs")
+	}
+	f.left.cidrs = nil // until all is written
 	if gomaps.Equal(have, want) {
+		f.left.cidrs = want
 		return f.endDrained(nil)
 	}
 	if err := f.drain(have, want); err != nil {
@@ -70,6 +75,7 @@ func (d *Datapath) syncTrie(f *family, entries []prefix.Entry) error {
 		}
 		removed++
 	}
+	f.left.cidrs = want
 	d.log.Info("CIDRs changed", "family", f.String(), "added", added, "removed", removed, "total", len(want))
 	return f.endDrained(want)
 }

@@ -24,6 +24,7 @@ type family struct {
 	addresses *ebpf.Map
 	node      *ebpf.Map
 	sweep     *ebpf.Program
+	left      familyLeft
 }
 
 // newFamilies gives the families that are translated, IPv4 first. With an error

@@ -62,6 +62,7 @@ type Datapath struct {
 	usable  map[outside]bool // where flows may live
 	seeded  bool             // connections that were open before are noted
 	ahead   []string         // warnings of programs before ours
+	left    left             // what Sync wrote last
 	repairs uint64
 }
 
@@ -93,6 +94,7 @@ func New(opts Options) (*Datapath, error) {
 		spec:    spec,
 		changed: make(chan struct{}, 1),
 		uplinks: make(map[int]*uplink),
+		left:    left{timeouts: make(map[string]uint32)},
 	}
 	if err := d.prepare(); err != nil {
 		return nil, errors.Join(err, d.Close())
@@ -150,7 +152,7 @@ func (d *Datapath) Sync(ctx context.Context, policy *prefix.Policy, network *rou
 		}
 	}
 	// A link that cannot be served must not keep the others' flows waiting.
-	err := d.syncUplinks(network)
+	err := errors.Join(d.syncUplinks(network), d.keepPins())
 	d.maps.types = nil // megabytes, and a link that comes later can wait for them
 	if err == nil {
 		err = d.endTakeover()

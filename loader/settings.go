@@ -54,6 +54,10 @@ func (d *Datapath) syncTimeouts() error {
 		if err := d.maps.Timeouts.Lookup(uint32(t.state), &have); err != nil {
 			return fmt.Errorf("read timeout %s: %w", t.name, err)
 		}
+		if last, ok := d.left.timeouts[t.name]; ok && have != last {
+			d.repaired("timeout " + t.name)
+		}
+		d.left.timeouts[t.name] = seconds
 		if have == seconds {
 			continue
 		}
@@ -91,12 +95,18 @@ func (d *Datapath) syncPorts() error {
 	if err := d.maps.PortPool.Lookup(uint32(0), have); err != nil {
 		return fmt.Errorf("read port pool: %w", err)
 	}
+	if d.left.ports != nil && *have != *d.left.ports {
+		d.repaired("ports")
+	}
+	d.left.ports = nil
 	if *have == *want {
+		d.left.ports = want
 		return nil
 	}
 	if err := d.maps.PortPool.Put(uint32(0), want); err != nil {
 		return fmt.Errorf("write port pool: %w", err)
 	}
+	d.left.ports = want
 	d.log.Info("ports changed", "high", want.Classes[bpf.MasqPortClassIdPORT_CLASS_HIGH].Count)
 	return nil
 }

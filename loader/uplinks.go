@@ -5,6 +5,7 @@ package loader
 import (
 	"errors"
 	"fmt"
+	gomaps "maps"
 	"net/netip"
 	"slices"
 
@@ -131,14 +132,18 @@ func (d *Datapath) serve(link route.Uplink, slots map[int]bpf.MasqUplink) error 
 		u.Uplink = link
 		warnings, err := d.keepAttached(u)
 		d.ahead = append(d.ahead, warnings...)
-		return errors.Join(err, d.writeUplink(u))
+		edited, writeErr := d.writeUplink(u)
+		if edited {
+			d.repaired("uplink " + link.Name)
+		}
+		return errors.Join(err, writeErr)
 	}
 	slot, kept, err := findSlot(link.Index, slots, d.maps.Uplinks.MaxEntries())
 	if err != nil {
 		return err
 	}
 	u = &uplink{Uplink: link, slot: slot, value: kept}
-	if err := d.writeUplink(u); err != nil {
+	if _, err := d.writeUplink(u); err != nil {
 		return err
 	}
 	slots[int(slot)] = u.value
@@ -172,22 +177,24 @@ func findSlot(index int, slots map[int]bpf.MasqUplink, count uint32) (uint32, bp
 	return 0, bpf.MasqUplink{}, fmt.Errorf("all %d uplinks are in use; name the ones to serve with --interfaces", count)
 }
 
-// writeUplink writes the link's slot, if it differs from what is there.
-func (d *Datapath) writeUplink(u *uplink) error {
+// writeUplink writes the link's slot, if it differs from what is there, and
+// reports whether that is not what was written last.
+func (d *Datapath) writeUplink(u *uplink) (edited bool, err error) {
 	want := uplinkValue(u.Uplink)
 	want.Flags |= u.value.Flags & uint8(bpf.MasqUplinkFlagUPLINK_QDISC)
 	var have bpf.MasqUplink
 	if err := d.maps.Uplinks.Lookup(u.slot, &have); err != nil {
-		return fmt.Errorf("read uplink: %w", err)
+		return false, fmt.Errorf("read uplink: %w", err)
 	}
+	edited = have != u.value
 	u.value = want
 	if have == want {
-		return nil
+		return edited, nil
 	}
 	if err := d.maps.Uplinks.Put(u.slot, want); err != nil {
-		return fmt.Errorf("write uplink: %w", err)
+		return edited, fmt.Errorf("write uplink: %w", err)
 	}
-	return nil
+	return edited, nil
 }
 
 func uplinkValue(link route.Uplink) bpf.MasqUplink {
@@ -235,8 +242,12 @@ func (d *Datapath) syncAddressRules(network *route.Snapshot) error {
 				want[addressRuleKey(u.Index, r.Prefix)] = addressValue(r.Address)
 			}
 		}
-		if err := f.syncAddresses(want); err != nil {
+		edited, err := f.syncAddresses(want)
+		if err != nil {
 			return fmt.Errorf("%s addresses: %w", f, err)
+		}
+		if edited {
+			d.repaired(f.String() + " masquerade addresses")
 		}
 	}
 	return nil
@@ -249,17 +260,18 @@ func (f *family) addressRules(u route.Uplink) []route.AddressRule {
 	return u.V4
 }
 
-func (f *family) syncAddresses(want map[any]any) error {
+func (f *family) syncAddresses(want map[any]any) (edited bool, err error) {
 	if f.is6 {
-		return syncMap[bpf.MasqAddressRuleV6, [4]uint32](f.addresses, want)
+		return syncMap[bpf.MasqAddressRuleV6, [4]uint32](f.addresses, want, &f.left.addresses)
 	}
-	return syncMap[bpf.MasqAddressRuleV4, uint32](f.addresses, want)
+	return syncMap[bpf.MasqAddressRuleV4, uint32](f.addresses, want, &f.left.addresses)
 }
 
 // syncMap makes a map hold exactly want, whose keys and values are K and V.
-// Additions come before deletions.
-func syncMap[K, V comparable](m *ebpf.Map, want map[any]any) error {
-	have := make(map[K]V)
+// Additions come before deletions. It reports whether the map was not as left
+// says, and changes that.
+func syncMap[K, V comparable](m *ebpf.Map, want map[any]any, left *map[any]any) (edited bool, err error) {
+	have := make(map[any]any)
 	var key K
 	var value V
 	entries := m.Iterate()
@@ -267,25 +279,28 @@ func syncMap[K, V comparable](m *ebpf.Map, want map[any]any) error {
 		have[key] = value
 	}
 	if err := entries.Err(); err != nil {
-		return fmt.Errorf("read: %w", err)
+		return false, fmt.Errorf("read: %w", err)
 	}
+	edited = *left != nil && !gomaps.Equal(have, *left)
+	*left = nil // until all is written
 	for k, v := range want {
-		if old, ok := have[k.(K)]; ok && any(old) == v {
+		if have[k] == v {
 			continue
 		}
 		if err := m.Put(k, v); err != nil {
-			return fmt.Errorf("write: %w", err)
+			return edited, fmt.Errorf("write: %w", err)
 		}
 	}
 	for k := range have {
 		if _, ok := want[k]; ok {
 			continue
 		}
-		if err := m.Delete(k); err != nil {
-			return fmt.Errorf("remove: %w", err)
+		if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return edited, fmt.Errorf("remove: %w", err)
 		}
 	}
-	return nil
+	*left = want
+	return edited, nil
 }
 
 // syncNodeAddresses writes which addresses are the node's, and which are
@@ -303,16 +318,20 @@ func (d *Datapath) syncNodeAddresses(network *route.Snapshot) error {
 				want[addressValue(a)] = bpf.MasqNodeAddressNODE_ADDRESS_LOCAL
 			}
 		}
-		if err := f.syncNode(want); err != nil {
+		edited, err := f.syncNode(want)
+		if err != nil {
 			return fmt.Errorf("%s: %w", f, err)
+		}
+		if edited {
+			d.repaired(f.String() + " addresses of the node")
 		}
 	}
 	return nil
 }
 
-func (f *family) syncNode(want map[any]any) error {
+func (f *family) syncNode(want map[any]any) (edited bool, err error) {
 	if f.is6 {
-		return syncMap[[4]uint32, bpf.MasqNodeAddress](f.node, want)
+		return syncMap[[4]uint32, bpf.MasqNodeAddress](f.node, want, &f.left.node)
 	}
-	return syncMap[uint32, bpf.MasqNodeAddress](f.node, want)
+	return syncMap[uint32, bpf.MasqNodeAddress](f.node, want, &f.left.node)
 }
