@@ -57,15 +57,10 @@ func (h *hook) close() error {
 // attachTo loads the programs for a link and makes them run there, in place of
 // those of an agent before us.
 func (d *Datapath) attachTo(u *uplink) error {
-	var names []string
-	for _, dir := range directions() {
-		names = append(names, dir.program)
-	}
-	programs, err := loadPrograms(d.spec, d.maps, d.constants(u.slot), names...)
-	if err != nil {
+	var err error
+	if u.programs, err = d.load(u); err != nil {
 		return err
 	}
-	u.programs = programs
 	begin := monotonic()
 	if err := d.takeOver(d.maps.replaced); err != nil { // what came while the programs were loaded
 		return err
@@ -78,6 +73,40 @@ func (d *Datapath) attachTo(u *uplink) error {
 		u.hooks = append(u.hooks, h)
 	}
 	return d.takeOver(begin)
+}
+
+// load loads the programs of a link.
+func (d *Datapath) load(u *uplink) (map[string]*ebpf.Program, error) {
+	var names []string
+	for _, dir := range directions() {
+		names = append(names, dir.program)
+	}
+	return loadPrograms(d.spec, d.maps, d.constants(u.slot), names...)
+}
+
+// replacePrograms has a link run programs of today's constants in place of those
+// that it has.
+func (d *Datapath) replacePrograms(u *uplink) error {
+	programs, err := d.load(u)
+	if err != nil {
+		return err
+	}
+	before := u.programs
+	u.programs = programs
+	for i, dir := range directions() {
+		if tcx := u.hooks[i].tcx; tcx != nil {
+			err = tcx.Update(programs[dir.program])
+		} else {
+			_, err = d.attachFilter(u, dir)
+		}
+		if err != nil {
+			return fmt.Errorf("replace %s: %w", dir.program, err)
+		}
+		if err := before[dir.program].Close(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // attach makes a loaded program run, by TCX where the kernel has it.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -39,6 +40,13 @@ func TestAttachedAgain(t *testing.T) {
 			n := newNode(t, lab.Options{}, opts)
 			conn := n.dial("udp", n.serve("udp", n.Remote.V4))
 			tt.detach(n)
+			if tt.noTCX { // the kernel tells of it
+				select {
+				case <-n.d.Changed():
+				case <-time.After(5 * time.Second):
+					t.Error("no change is told")
+				}
+			}
 			n.sync()
 			n.goesOn(conn)
 			n.translates("tcp", false)

@@ -23,8 +23,14 @@ import (
 // else that is there. It does nothing where nothing is, and works where half of
 // it is missing.
 func Cleanup(opts Options) error {
-	if err := detachAll(opts.PinPath); err != nil {
+	foreign, err := isForeign(opts.PinPath)
+	if err != nil {
 		return err
+	}
+	if !foreign { // else the numbers of links are not those of today's
+		if err := detachAll(opts.PinPath); err != nil {
+			return err
+		}
 	}
 	if err := removePins(opts.PinPath); err != nil {
 		return fmt.Errorf("remove pins: %w", err)
@@ -58,6 +64,7 @@ func removePins(path string) error {
 	}{
 		{linksDir, isLinkPin},
 		{"", isMapPin(spec)},
+		{"", func(name string) bool { return name == ownerLink }},
 	} {
 		if err := removeFrom(filepath.Join(path, is.dir), is.ours); err != nil {
 			return err

@@ -60,11 +60,18 @@ type pins struct {
 	missing  []string  // warnings of maps that are not
 }
 
-// withPins opens the pins for the time of look. False: nothing is pinned.
+// withPins opens the pins for the time of look. False: nothing is pinned, or by
+// the agent of another network namespace.
 func withPins(path string, look func(*pins) error) (found bool, err error) {
 	p := &pins{path: path, maps: make(map[string]*ebpf.Map)}
 	entries, err := os.ReadDir(path)
 	if errors.Is(err, os.ErrNotExist) || err == nil && len(entries) == 0 {
+		return false, nil
+	}
+	if err == nil {
+		err = checkOwner(path)
+	}
+	if _, foreign := errors.AsType[*OwnerError](err); foreign {
 		return false, nil
 	}
 	if err == nil {

@@ -50,20 +50,24 @@ type Datapath struct {
 	log      *slog.Logger
 	spec     *ebpf.CollectionSpec
 	maps     *maps
-	features features
 	families []*family
 	counters counters
 	sweeper  *sweeper
 	events   *events
 	changed  chan struct{}
 
-	mu      sync.Mutex       // guards what follows against Status and Stats
-	uplinks map[int]*uplink  // by interface index
-	usable  map[outside]bool // where flows may live
-	seeded  bool             // connections that were open before are noted
-	ahead   []string         // warnings of programs before ours
-	left    left             // what Sync wrote last
-	repairs uint64
+	mu       sync.Mutex // guards what follows against Status and Stats
+	features features
+	tracking bool             // nf_conntrack was there when features were probed
+	uplinks  map[int]*uplink  // by interface index
+	usable   map[outside]bool // where flows may live
+	seeded   bool             // connections that were open before are noted
+	ahead    []string         // warnings of programs before ours
+	left     left             // what Sync wrote last
+	repairs  uint64
+
+	watcher   *watcher // nil: there are no filters to watch
+	unwatched bool     // they cannot be watched
 }
 
 // New loads what needs no uplink: probes, maps, the sweep programs. The first
@@ -79,6 +83,9 @@ func New(opts Options) (*Datapath, error) {
 		return nil, &UnsupportedError{Missing: missing}
 	}
 	if err := ensureBPFFS(opts.PinPath, opts.Log); err != nil {
+		return nil, err
+	}
+	if err := own(opts.PinPath); err != nil {
 		return nil, err
 	}
 	spec, err := bpf.LoadMasq()
@@ -105,6 +112,7 @@ func New(opts Options) (*Datapath, error) {
 // prepare makes the parts of d that must be given back.
 func (d *Datapath) prepare() (err error) {
 	types := btf.NewCache()
+	d.tracking = isTracking()
 	d.features = probe(d.spec, types)
 	d.log.Info("kernel features", "features", d.features)
 	if d.maps, err = openMaps(d.spec, d.opts); err != nil {
@@ -123,8 +131,8 @@ func (d *Datapath) prepare() (err error) {
 // Name is the value of --datapath that selects this datapath.
 func (*Datapath) Name() string { return "ebpf" }
 
-// Changed never delivers: links and maps are ours, and Sync repairs what
-// somebody did to them by hand.
+// Changed delivers when somebody took a filter of ours away. What else is done
+// to links and maps by hand the next Sync finds by itself.
 func (d *Datapath) Changed() <-chan struct{} { return d.changed }
 
 // Sync makes maps and programs agree with policy and network. What new flows
@@ -142,6 +150,7 @@ func (d *Datapath) Sync(ctx context.Context, policy *prefix.Policy, network *rou
 		{"set node addresses", func() error { return d.syncNodeAddresses(network) }},
 		{"set CIDRs", func() error { return d.syncCIDRs(policy) }},
 		{"learn open connections", func() error { return d.seed(policy, network) }},
+		{"use new kernel features", d.syncFeatures},
 	}
 	for _, step := range needed {
 		if err := ctx.Err(); err != nil {
@@ -153,6 +162,7 @@ func (d *Datapath) Sync(ctx context.Context, policy *prefix.Policy, network *rou
 	}
 	// A link that cannot be served must not keep the others' flows waiting.
 	err := errors.Join(d.syncUplinks(network), d.keepPins())
+	d.watch()
 	d.maps.types = nil // megabytes, and a link that comes later can wait for them
 	if err == nil {
 		err = d.endTakeover()
@@ -171,6 +181,9 @@ func (d *Datapath) Close() error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.watcher != nil {
+		d.watcher.stop()
+	}
 	for _, u := range d.uplinks {
 		errs = append(errs, u.close())
 	}

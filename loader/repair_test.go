@@ -83,7 +83,8 @@ func (n *node) everything() string {
 	n.t.Helper()
 	files := strings.Fields(n.run("find", "/sys/fs/bpf", "-type", "f", "-path", testPinPath+"*"))
 	slices.Sort(files)
-	text := strings.Join(files, "\n") + "\n"
+	var text strings.Builder
+	fmt.Fprintln(&text, strings.Join(files, "\n"))
 	n.do(func() error {
 		for _, name := range []string{
 			bpf.MasqMapNonmasqV4, bpf.MasqMapUplinks, bpf.MasqMapPortPool, bpf.MasqMapTimeouts, bpf.MasqMapNodeV4, bpf.MasqMapAddressesV4,
@@ -100,11 +101,11 @@ func (n *node) everything() string {
 			if err != nil {
 				return err
 			}
-			text += name + "\n" + entries
+			fmt.Fprintf(&text, "%s\n%s", name, entries)
 		}
 		return nil
 	})
-	return text
+	return text.String()
 }
 
 func dump(m *ebpf.Map) (string, error) {

@@ -78,6 +78,34 @@ func checkKernel() []string {
 	return missing
 }
 
+// isTracking reports whether nf_conntrack is loaded. That may happen at any time,
+// and some kernels can be asked for connections only from then on.
+func isTracking() bool {
+	_, err := os.Stat("/proc/sys/net/netfilter/nf_conntrack_max")
+	return err == nil
+}
+
+// syncFeatures probes again when nf_conntrack has come or gone, and replaces the
+// programs if that makes a difference.
+func (d *Datapath) syncFeatures() error {
+	tracking := isTracking()
+	if tracking == d.tracking {
+		return nil
+	}
+	now := probe(d.spec, nil)
+	if now != d.features {
+		d.features = now
+		d.log.Info("kernel features changed", "features", now)
+		for _, u := range d.uplinks {
+			if err := d.replacePrograms(u); err != nil {
+				return fmt.Errorf("%s: %w", u.Name, err)
+			}
+		}
+	}
+	d.tracking = tracking
+	return nil
+}
+
 // probe finds out by loading whether optional parts of the programs work.
 func probe(spec *ebpf.CollectionSpec, types *btf.Cache) features {
 	return features{
