@@ -45,6 +45,7 @@ what it made in the kernel stays in place then.`,
 			}
 			log := newLogger(command.ErrOrStderr(), o.logFormat, o.verbosity)
 			tellIgnored(command.Flags(), log)
+			o.datapathGiven = command.Flags().Changed("datapath")
 			return reportFailure(log, runAgent(command.Context(), env, o, log, command.OutOrStdout()))
 		},
 	}
@@ -101,7 +102,7 @@ func runAgent(ctx context.Context, env environment, o *options, log *slog.Logger
 	defer closeQuietly(control)
 	build := thisVersion()
 	log.Info("ip-masq-agent starts", "version", build.Version, "kernel", kernelRelease(),
-		"datapath", o.datapath, "config", o.config.Path)
+		"datapath", o.datapath, "why", o.whyDatapath(), "config", o.config.Path)
 	network, err := route.NewTracker(route.Options{Interfaces: o.interfaces, Log: log})
 	if err != nil {
 		return fmt.Errorf("read the node's network: %w", err)

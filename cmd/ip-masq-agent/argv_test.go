@@ -83,9 +83,9 @@ func TestArgvOfTheClassicAgent(t *testing.T) {
 		{"--interfaces=eth0,bond* --interfaces eth9", func(o *options) { o.interfaces = []string{"eth0", "bond*", "eth9"} }},
 		{"--v=2 --resync-interval=60", func(o *options) { o.verbosity = 2 }}, // AKS
 		{"--invalid=drop", func(o *options) { o.invalid = "drop" }},
-		{"--datapath=ebpf", func(o *options) { o.datapath = "ebpf" }},
+		{"--datapath=ebpf", func(o *options) { o.datapath, o.datapathGiven = "ebpf", true }},
 		{"--datapath=ebpf --invalid=pass --nat-table-size=1000 --node-port-range=", func(o *options) {
-			o.datapath, o.invalid, o.natTableSize, o.nodePortsText = "ebpf", "pass", 1000, ""
+			o.datapath, o.datapathGiven, o.invalid, o.natTableSize, o.nodePortsText = "ebpf", true, "pass", 1000, ""
 		}},
 	} {
 		t.Run(test.args, func(t *testing.T) {
@@ -142,5 +142,16 @@ func TestResyncIntervalIsToldOnce(t *testing.T) {
 	}
 	if got := s.once("--resync-interval=often"); got.code != exitUsage {
 		t.Errorf("no number: %+v", got)
+	}
+}
+
+func TestStartUpLine(t *testing.T) {
+	s := newStage(t)
+	for args, want := range map[string]string{"--v=0": "datapath=iptables why=default", "--datapath=ebpf": "datapath=ebpf why=--datapath"} {
+		got := s.once(args)
+		line, _, _ := strings.Cut(got.stderr, "\n")
+		if !strings.Contains(line, `msg="ip-masq-agent starts" version=`+thisVersion().Version+" kernel=") || !strings.Contains(line, want) {
+			t.Errorf("%s: got %s, want %s", args, line, want)
+		}
 	}
 }

@@ -25,6 +25,7 @@ const (
 // options are the agent's flags.
 type options struct {
 	datapath      string
+	datapathGiven bool // by the user
 	config        config.Options
 	chain         string
 	randomFully   bool
@@ -99,6 +100,14 @@ func (o *options) check() error {
 		return usagef("--log-format: %q is neither text nor json", o.logFormat)
 	}
 	return o.checkInvalid()
+}
+
+// whyDatapath is for the line at the start.
+func (o *options) whyDatapath() string {
+	if o.datapathGiven {
+		return "--datapath"
+	}
+	return "default"
 }
 
 func (o *options) checkConfigFlags() error {

@@ -134,6 +134,24 @@ func TestDashboardAndAlertsUseWhatExists(t *testing.T) {
 	}
 }
 
+// The page for operators explains each metric and each alert.
+func TestOperationsExplainsAll(t *testing.T) {
+	page := string(readMonitoring(t, "../../docs/operations.md"))
+	for name := range existing(t) {
+		for _, suffix := range []string{"_bucket", "_sum", "_count"} {
+			name = strings.TrimSuffix(name, suffix)
+		}
+		if short := strings.TrimPrefix(name, metricPrefix); !strings.Contains(page, "`"+short+"`") && !strings.Contains(page, "`"+short+"{") {
+			t.Errorf("says nothing of %s", name)
+		}
+	}
+	for _, name := range alerts(t) {
+		if !strings.Contains(page, "| "+name+" |") {
+			t.Errorf("says nothing of %s", name)
+		}
+	}
+}
+
 // Each query of the dashboard is one that Prometheus takes.
 func TestDashboardQueries(t *testing.T) {
 	var dashboard struct {
