@@ -154,7 +154,7 @@ func (d *Datapath) shortages(nat api.NAT) []string {
 	for _, c := range d.sweeper.busiest() {
 		if share := c.pressure(ports); share >= shortage {
 			warnings = append(warnings, fmt.Sprintf(
-				"%.0f%% of the source ports of %s towards %s are in use: fewer connections to it, or more with --to-ports or another address on the uplink",
+				"%.0f%% of the source ports of %s towards %s are in use: make fewer connections to it, or more ports with --to-ports (see nat list --count-by=pod)",
 				100*share, c.natAddr, c))
 		}
 	}

@@ -117,13 +117,13 @@ func describe(event bpf.MasqEvent) string {
 	remote := netip.AddrPortFrom(fromAddr6(event.Daddr).Unmap(), be16(event.Dport))
 	switch bpf.MasqVerdict(event.Verdict) {
 	case bpf.MasqVerdictVERDICT_DROP_PORT_EXHAUSTED:
-		return fmt.Sprintf("no source port is left for %s to %s: fewer connections to it, or more with --to-ports or another address on the uplink", protoName(event.Proto), remote)
+		return fmt.Sprintf("no source port is left for %s to %s: make fewer connections to it, or more ports with --to-ports (see nat list --count-by=pod)", protoName(event.Proto), remote)
 	case bpf.MasqVerdictVERDICT_DROP_TABLE_FULL:
 		return fmt.Sprintf("the translation table is full, no room for %s to %s: raise --nat-table-size", protoName(event.Proto), remote)
 	case bpf.MasqVerdictVERDICT_DROP_NO_ADDRESS:
-		return fmt.Sprintf("interface %s has no usable address for %s", linkName(int(event.Ifindex)), remote)
+		return fmt.Sprintf("interface %s has no usable address for packets to %s: give it one, or name other uplinks with --interfaces", linkName(int(event.Ifindex)), remote)
 	case bpf.MasqVerdictVERDICT_DROP_UNSUPPORTED:
-		return fmt.Sprintf("a second pod sends protocol %s to %s, whose answers could not be told apart", protoName(event.Proto), remote.Addr())
+		return fmt.Sprintf("a second pod sends protocol %s to %s, and answers could not be told apart: one pod at a time, or exempt the destination", protoName(event.Proto), remote.Addr())
 	}
 	return fmt.Sprintf("dropped %s to %s", protoName(event.Proto), remote)
 }

@@ -172,6 +172,7 @@ type flow struct {
 	ifindex  uint32
 	state    bpf.MasqFlowState
 	dying    bool
+	replied  bool
 }
 
 // natAddr is the masquerade address of f, which is of the family is6 says.
@@ -191,6 +192,7 @@ func (f *family) eachFlow(visit func(*flow)) error {
 			e.key6, e.natAddr6 = *k, v.NatAddr
 			e.natPort, e.created, e.lastSeen, e.ifindex = v.Flow.NatPort, v.Flow.Created, v.Flow.LastSeen, v.Flow.Ifindex
 			e.state, e.dying = bpf.MasqFlowState(v.Flow.State), v.Flow.Dying != 0
+			e.replied = v.Flow.Replied != 0
 			visit(&e)
 		})
 	}
@@ -198,6 +200,7 @@ func (f *family) eachFlow(visit func(*flow)) error {
 		e.key4, e.natAddr4 = *k, v.NatAddr
 		e.natPort, e.created, e.lastSeen, e.ifindex = v.Flow.NatPort, v.Flow.Created, v.Flow.LastSeen, v.Flow.Ifindex
 		e.state, e.dying = bpf.MasqFlowState(v.Flow.State), v.Flow.Dying != 0
+		e.replied = v.Flow.Replied != 0
 		visit(&e)
 	})
 }

@@ -130,7 +130,7 @@ func TestWarningsBeforeItHappens(t *testing.T) {
 	got := strings.Join(n.status().Warnings, "\n")
 	for _, want := range []string{
 		"the IPv4 table holds 4 of 5 translations: new ones are refused when it is full; raise --nat-table-size",
-		"80% of the source ports of 203.0.113.10 towards udp " + server.String() + " are in use: fewer connections to it, or more with --to-ports",
+		"80% of the source ports of 203.0.113.10 towards udp " + server.String() + " are in use: make fewer connections to it, or more ports with --to-ports",
 		"interface eth0 has no usable IPv6 address: what should be masqueraded there is dropped; give it one",
 	} {
 		if !strings.Contains(got, want) {

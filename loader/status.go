@@ -104,7 +104,7 @@ func eachTranslation(families []*family, timeoutsMap *ebpf.Map, visit func(api.T
 }
 
 func (e *flow) translation(is6 bool) api.Translation {
-	t := api.Translation{NATAddr: e.natAddr(is6), NATPort: be16(e.natPort), State: stateName(e.state)}
+	t := api.Translation{NATAddr: e.natAddr(is6), NATPort: be16(e.natPort), State: e.stateName()}
 	var proto uint8
 	if is6 {
 		t.Family, proto = 6, e.key6.Proto
@@ -138,8 +138,11 @@ func protoName(proto uint8) string {
 	return strconv.Itoa(int(proto))
 }
 
-// stateName is a state's name in conntrack's spelling.
-func stateName(state bpf.MasqFlowState) string {
+// stateName is the state's name in conntrack's spelling.
+func (e *flow) stateName() string {
+	if e.state == bpf.MasqFlowStateFLOW_UDP && e.replied {
+		return "REPLIED" // but too young to be a stream
+	}
 	names := map[bpf.MasqFlowState]string{
 		bpf.MasqFlowStateFLOW_TCP_SYN_SENT:       "SYN_SENT",
 		bpf.MasqFlowStateFLOW_TCP_SYN_RECV:       "SYN_RECV",
@@ -153,7 +156,7 @@ func stateName(state bpf.MasqFlowState) string {
 		bpf.MasqFlowStateFLOW_UDP:                "UNREPLIED",
 		bpf.MasqFlowStateFLOW_UDP_STREAM:         "STREAM",
 	}
-	if name, ok := names[state]; ok {
+	if name, ok := names[e.state]; ok {
 		return name
 	}
 	return "ACTIVE"

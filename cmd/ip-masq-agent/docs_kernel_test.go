@@ -36,7 +36,7 @@ func TestKernelDocs(t *testing.T) {
 			if page != "bpftool.md" {
 				return
 			}
-			for pin := range strings.FieldsSeq(s.do("cd " + defaultPinPath + "; ls -d *_v4 *_v6 v1/*")) {
+			for pin := range strings.FieldsSeq(s.do("cd " + defaultPinPath + "; ls -d *_v4 *_v6 netns v1/*")) {
 				if !strings.Contains(text, "`"+pin+"`") {
 					t.Errorf("says nothing of %s", pin)
 				}
