@@ -54,6 +54,11 @@ test-all: ## the same and what takes longer
 	go -C test/bench test -count=1 -timeout 5m ./...
 	$(MAKE) kernels
 
+.PHONY: soak
+soak: ## let everything happen at once to a busy node for ten minutes (root)
+	test/setup test
+	SOAK=10m go test -count=1 -timeout 30m -v -run '^TestSoak$$' ./test/lifecycle
+
 .PHONY: lint
 lint: $(GOLANGCI) ## run the linters and format checks
 	test/setup lint

@@ -102,6 +102,7 @@ func (n *node) settled(datapath string) {
 // everything when it is back.
 func TestLostEvents(t *testing.T) {
 	const events = 20000 // more than its socket holds
+	t.Parallel()
 	n := newNode(t, lab.Options{})
 	a := lab.StartAgent(t, n.Node, n.flags("ebpf", "--v=4")...)
 	server := n.serve("udp", n.Remote.V4)

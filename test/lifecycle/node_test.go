@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -242,6 +243,7 @@ func (n *node) metric(a *lab.Agent, series string) float64 {
 // programs, pins, mounts.
 func (n *node) footprint() string {
 	n.t.Helper()
+	volatile := regexp.MustCompile(`(?m)^#.*|\[\d+:\d+\]`) // times and counters
 	var b strings.Builder
 	for _, command := range []string{
 		"nft -s list ruleset", "iptables-legacy-save", "ip6tables-legacy-save", "cat /proc/net/ip_tables_names",
@@ -250,6 +252,7 @@ func (n *node) footprint() string {
 	} {
 		words := strings.Fields(command)
 		out, err := n.Node.Run(n.t.Context(), words[0], words[1:]...)
+		out = volatile.ReplaceAllString(out, "")
 		lines := strings.Split(strings.TrimSpace(out), "\n")
 		if words[0] == "find" {
 			slices.Sort(lines)
