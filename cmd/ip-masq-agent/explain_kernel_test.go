@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,7 +21,8 @@ import (
 	"ip-masq-agent/internal/lab"
 )
 
-// What explain says of random packets under random lists is what leaves the node.
+// What explain says of random packets under random lists and routes is what leaves
+// the node.
 // The short form is the same every time.
 func TestKernelExplainSaysWhatTheWireShows(t *testing.T) {
 	rounds, seed := 3, uint64(1)
@@ -46,6 +48,7 @@ type explainers struct {
 	datapath  string
 	random    *rand.Rand
 	wires     map[string]*lab.Capture // by the interface of the node that leads there
+	routes    [][]string              // added for this round, as arguments of ip
 	sent      int
 	explained map[string]int
 }
@@ -77,6 +80,7 @@ func (x *explainers) round(packets int) {
 	x.t.Helper()
 	lists := x.randomLists()
 	x.write(lists)
+	x.randomRoutes()
 	flags := x.flags("--datapath="+x.datapath, "--enable-ipv6")
 	if got := lab.RunAgent(x.t, x.Node, append(flags, "--once", "--metrics-bind-address=0")...); got.Code != exitFine {
 		x.t.Fatalf("%s\n%+v", lists, got)
@@ -91,7 +95,7 @@ func (x *explainers) round(packets int) {
 	time.Sleep(100 * time.Millisecond) // for what should not be seen
 	for _, p := range probes {
 		if fault := x.compare(p); fault != "" {
-			x.t.Errorf("%s from %s to %s: %s\nexplain says %+v\nconfig:\n%s", p.question.Proto, p.question.Src, p.question.Dst, fault, p.answer, lists)
+			x.t.Errorf("%s from %s to %s: %s\nexplain says %+v\nconfig:\n%s\nroutes: %q", p.question.Proto, p.question.Src, p.question.Dst, fault, p.answer, lists, x.routes)
 		}
 		x.explained[p.answer.Verdict]++
 	}
@@ -112,6 +116,69 @@ func (x *explainers) randomLists() string {
 		return "[" + strings.Join(texts, ", ") + "]"
 	}
 	return fmt.Sprintf("nonMasqueradeCIDRs: %s\nmasqueradeCIDRs: %s\nmasqLinkLocal: %t", list(8), list(4), x.random.IntN(2) == 0)
+}
+
+// randomRoutes takes other routes than those of the last round: to destinations,
+// through any gateway or none, and by the source.
+func (x *explainers) randomRoutes() {
+	x.t.Helper()
+	for _, route := range x.routes {
+		x.ip("del", route)
+	}
+	x.routes = nil
+	used := make(map[netip.Prefix]bool)
+	for range x.random.IntN(6) {
+		a := x.anyDestination()
+		p := netip.PrefixFrom(a, a.BitLen()-x.random.IntN(a.BitLen()-1)).Masked()
+		// The kernel takes no gateway from a route that covers it.
+		covers := slices.ContainsFunc(x.gateways(a.Is6()), func(g string) bool { return p.Contains(netip.MustParseAddr(g)) })
+		if lab.IsPod(a) || a.IsMulticast() || a.IsLinkLocalUnicast() || used[p] || covers {
+			continue
+		}
+		used[p] = true
+		way := "via " + pick(x.random, x.gateways(a.Is6()))
+		if x.random.IntN(8) == 0 {
+			way = "" // and a type instead
+		}
+		route := []string{"route", pick(x.random, []string{"unreachable", "blackhole", "prohibit"}), p.String(), "metric", "7"}
+		if way != "" {
+			route = append([]string{"route", "unicast", p.String(), "metric", "7"}, strings.Fields(way)...)
+		}
+		x.routes = append(x.routes, route)
+	}
+	for _, is6 := range []bool{false, true} {
+		if x.random.IntN(3) > 0 {
+			continue
+		}
+		from := pick(x.random, []lab.Pair{x.Pods[0].Pair, x.RoutedPods[0].Pair, x.Secondary}).Addr(is6)
+		x.routes = append(x.routes,
+			[]string{"route", "unicast", pick(x.random, map[bool][]string{false: {"0.0.0.0/0", "8.0.0.0/7"}, true: {"::/0", "2000::/4"}}[is6]),
+				"via", pick(x.random, x.gateways(is6)), "table", "100"},
+			[]string{"rule", "from", from.String(), "lookup", "100"})
+	}
+	for _, route := range x.routes {
+		x.ip("add", route)
+	}
+}
+
+func (x *explainers) gateways(is6 bool) []string {
+	if is6 {
+		return []string{"2001:db8:113::1", "2001:db8:51::1", "2001:db8:2::1"}
+	}
+	return []string{"203.0.113.1", "198.51.100.1", "192.0.2.1"}
+}
+
+// ip adds or deletes a route or a rule.
+func (x *explainers) ip(what string, route []string) {
+	x.t.Helper()
+	family := "-4"
+	if strings.Contains(strings.Join(route, " "), ":") {
+		family = "-6"
+	}
+	args := append([]string{family, route[0], what}, route[1:]...)
+	if _, err := x.Node.Run(x.t.Context(), "ip", args...); err != nil {
+		x.t.Fatal(err)
+	}
 }
 
 func pick[T any](random *rand.Rand, list []T) T { return list[random.IntN(len(list))] }
