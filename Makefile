@@ -88,10 +88,16 @@ demo: ## show both datapaths at work in throw-away namespaces (root; sets itself
 kernels: ## load, attach and translate on Debian's kernels in qemu (root; sets itself up)
 	test/kernels/run
 
-.PHONY: bench
-bench: ## measure syncs beside plain iptables-restore, and decisions (root)
+.PHONY: bench bench-quick
+bench: BENCH := -full
+bench: ## measure all figures of all contenders, for docs/performance.md (root; a quarter of an hour)
+bench-quick: BENCH := -quick
+bench-quick: ## the same in two minutes, into dist/bench: to see that it works (root)
+bench bench-quick: build
 	test/setup test
-	go test -run '^$$' -bench . -benchtime 2s ./iptables ./internal/prefix ./internal/config
+	mkdir -p dist/bench && cp docs/performance.md dist/bench
+	IP_MASQ_AGENT_BIN=$(CURDIR)/bin/ip-masq-agent go -C test/bench test -count=1 -timeout 60m -v -run '^TestBench$$' . \
+		-args $(BENCH) -docs $(CURDIR)/$(if $(filter bench,$@),docs,dist/bench)
 
 .PHONY: bench-smoke
 bench-smoke: build ## compare the datapaths with each other and with plain routing (root; a minute)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"testing"
 
@@ -17,56 +16,82 @@ import (
 
 	"ip-masq-agent/bpf"
 	"ip-masq-agent/internal/lab"
+	"ip-masq-agent/test/bench/report"
 )
 
 const (
-	plain    = "plain" // routing and nothing else
-	iptables = "iptables"
-	datapath = "ebpf"
-
-	cidrs    = 1000
 	flowMaps = "/sys/fs/bpf/ip-masq-agent/v*"
+	longTime = "1h" // between resyncs: none should come in the middle
 )
 
 // contender is a node that translates in its way, in a lab of its own.
 type contender struct {
 	*lab.Lab
 
-	name      string
-	conntrack bool // whether the node tracks connections
+	name      string // one of report's
+	conntrack bool   // whether the node tracks connections
+	size      int    // of the list of exempt ranges
+
+	agent  *lab.Agent // nil: none
+	config string     // its config file
+	turn   int        // how often the list of exempt ranges has changed
 
 	flows, reverse *ebpf.Map // of the eBPF datapath
 }
 
-func newContender(tb testing.TB, g *generator, name string, conntrack bool, flags ...string) *contender {
+// options are of a contender's lab.
+type options struct {
+	size       int // of the list of exempt ranges
+	conntrack  bool
+	noOffloads bool
+	flags      []string // of our agent
+}
+
+func newContender(tb testing.TB, g *generator, name string, o options) *contender {
 	tb.Helper()
 	c := &contender{
-		Lab:       lab.New(tb, lab.Options{Pods: -1, RoutedPods: 1, Conntrack: conntrack}),
+		Lab:       lab.New(tb, lab.Options{Pods: -1, RoutedPods: 1, Conntrack: o.conntrack, NoOffloads: o.noOffloads}),
 		name:      name,
-		conntrack: conntrack || name == iptables,
+		size:      o.size,
+		conntrack: o.conntrack || name != report.Plain && name != report.EBPF,
+		config:    filepath.Join(tb.TempDir(), "config"),
 	}
-	if err := c.leaveOneSubnet(); err != nil {
+	if err := errors.Join(c.prepareNode(), c.writeConfig(exemptRanges(o.size, 0))); err != nil {
 		tb.Fatal(err)
 	}
-	if c.translates() {
-		lab.StartAgent(tb, c.Node, append(flags, "--datapath="+name, "--config="+writeConfig(tb))...)
+	if flag := c.datapathFlag(); flag != "" {
+		c.agent = lab.StartAgent(tb, c.Node, append(o.flags, flag, "--config="+c.config)...)
+	} else if _, err := c.exempt(o.size); err != nil {
+		tb.Fatal(err)
 	}
 	switch name {
-	case datapath:
+	case report.EBPF:
 		c.openMaps(tb)
-	case iptables:
+	case report.Iptables:
 		c.requireNFT(tb)
 	}
 	g.countAt(tb, c.Wires[0], link.Head())
-	if err := errors.Join(g.aim(c.path(), someFlows), g.settle(c.path().at), c.forget()); err != nil {
+	if err := errors.Join(g.aim(c.toMasqueraded(), someFlows), g.settle(c.toMasqueraded().at), c.forget()); err != nil {
 		tb.Fatal(err)
 	}
 	return c
 }
 
-// leaveOneSubnet makes the node one of the usual kind, where one masquerade
-// address goes with every next hop.
-func (c *contender) leaveOneSubnet() error {
+// datapathFlag has our agent do the translating, if it is to.
+func (c *contender) datapathFlag() string {
+	switch c.name {
+	case report.EBPF:
+		return "--datapath=ebpf"
+	case report.Iptables:
+		return "--datapath=iptables"
+	}
+	return ""
+}
+
+// prepareNode makes the node one of the usual kind, where one masquerade
+// address goes with every next hop, and has it take packets from the pod's
+// link for its own.
+func (c *contender) prepareNode() error {
 	uplink, err := c.Node.Netlink().LinkByIndex(c.Uplinks[0].Index)
 	if err != nil {
 		return fmt.Errorf("find uplink: %w", err)
@@ -78,7 +103,7 @@ func (c *contender) leaveOneSubnet() error {
 	if err := c.Node.Netlink().AddrDel(uplink, second); err != nil {
 		return fmt.Errorf("remove second subnet: %w", err)
 	}
-	return nil
+	return c.Node.Sysctl("net/ipv4/conf/"+c.RoutedPods[0].Host.Name+"/accept_local", "1")
 }
 
 // requireNFT: on a node where nobody has rules, that is the agent's choice.
@@ -91,26 +116,6 @@ func (c *contender) requireNFT(tb testing.TB) {
 	}
 }
 
-// writeConfig exempts ranges that no packet goes to, so that all are looked at.
-func writeConfig(tb testing.TB) string {
-	tb.Helper()
-	exempt := make([]netip.Prefix, cidrs)
-	for i := range exempt {
-		exempt[i] = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24)
-	}
-	text, err := json.Marshal(map[string]any{"nonMasqueradeCIDRs": exempt, "cidrLimit": cidrs})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	path := filepath.Join(tb.TempDir(), "config")
-	if err := os.WriteFile(path, text, 0o600); err != nil {
-		tb.Fatal(err)
-	}
-	return path
-}
-
-func (c *contender) translates() bool { return c.name != plain }
-
 func (c *contender) String() string {
 	if c.conntrack {
 		return c.name + ", conntrack"
@@ -118,15 +123,41 @@ func (c *contender) String() string {
 	return c.name
 }
 
-// path is the way of the pod's packets to masqueraded destinations.
-func (c *contender) path() route {
-	return route{
+func (c *contender) key(f report.Figure, at int) report.Key {
+	return report.Key{Figure: f, Subject: c.name, Conntrack: c.conntrack, At: at}
+}
+
+// toMasqueraded is the way of the pod's packets to masqueraded destinations.
+func (c *contender) toMasqueraded() route {
+	r := route{
 		at:         c.RoutedPods[0].Host,
 		inside:     c.RoutedPods[0].V4,
-		translated: c.Addresses.Node.V4,
+		translated: c.nodeAddress(),
 		remote:     netip.MustParseAddr("8.0.0.0"),
 	}
+	if c.name == report.Plain {
+		r.translated = r.inside
+	}
+	return r
 }
+
+// toExempt is that to the first of the exempt ranges.
+func (c *contender) toExempt() route {
+	r := c.toMasqueraded()
+	r.translated, r.remote = r.inside, firstExempt()
+	return r
+}
+
+// ofNode is the way of the node's own packets. They come in through the pod's
+// link.
+func (c *contender) ofNode() route {
+	r := c.toMasqueraded()
+	r.inside, r.translated = c.nodeAddress(), c.nodeAddress()
+	return r
+}
+
+// nodeAddress is the node's masquerade address.
+func (c *contender) nodeAddress() netip.Addr { return c.Addresses.Node.V4 }
 
 // openMaps opens the maps that hold the flows.
 func (c *contender) openMaps(tb testing.TB) {
@@ -152,7 +183,7 @@ func (c *contender) openMaps(tb testing.TB) {
 
 // forget ends all flows, so that no table fills up.
 func (c *contender) forget() error {
-	if c.name == datapath {
+	if c.name == report.EBPF {
 		// In the order in which the datapath deletes them.
 		if err := errors.Join(empty[bpf.MasqReverseV4](c.reverse), empty[bpf.MasqMappingV4](c.flows)); err != nil {
 			return fmt.Errorf("empty maps: %w", err)

@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -80,6 +81,7 @@ type route struct {
 	inside     netip.Addr
 	translated netip.Addr // what inside becomes
 	remote     netip.Addr // the first of the remotes
+	remotes    uint32     // how many; 0: remotes
 	reply      bool       // from the remotes
 }
 
@@ -90,7 +92,7 @@ func (g *generator) aim(r route, flows uint32) error {
 	if err := g.Job.Get(&job); err != nil {
 		return fmt.Errorf("read job: %w", err)
 	}
-	job.Flows, job.Remotes = flows, remotes
+	job.Flows, job.Remotes = flows, cmp.Or(r.remotes, remotes)
 	job.Inside, job.Translated, job.Remote = number(r.inside), number(r.translated), number(r.remote)
 	job.Mac, job.Reply = r.at.MAC, 0
 	if r.reply {

@@ -5,120 +5,92 @@ package bench
 import (
 	"flag"
 	"fmt"
-	"math"
+	"strings"
 	"testing"
 	"time"
 
 	"ip-masq-agent/internal/lab"
+	"ip-masq-agent/test/bench/report"
 )
 
-var smoke = flag.Bool("smoke", false, "measure, instead of only checking that what would be measured works")
+var smoke = flag.Bool("smoke", false, "measure for a minute, instead of only checking that what would be measured works")
 
 const (
-	someFlows = 1024             // fit every cache
-	allFlows  = 60000 * remotes  // no packet's flow has been there before
-	most      = 100_000          // packets of one slice: no table is full then
-	slice     = time.Second / 10 // of one contender, in each round
-	rounds    = 25               // at most
-	budget    = 40 * time.Second // for the rounds
-	forever   = time.Duration(math.MaxInt64)
-)
-
-// workload is what packets do to a node.
-type workload struct {
-	name  string
-	flows uint32
-}
-
-var (
-	newFlows    = workload{"new flows/s", allFlows}
-	established = workload{"established packets/s", someFlows}
+	smokePackets = 100_000          // of one slice: no table is full then
+	smokeSlice   = time.Second / 10 // of one contender, in each round
+	smokeRounds  = 25               // at most
+	smokeBudget  = 40 * time.Second // for the rounds
 )
 
 // TestSmoke compares the datapaths in a minute. Without -smoke it takes a few
 // packets through each and lets captures look at them.
 func TestSmoke(t *testing.T) {
 	g := newGenerator(t)
+	plain, tracking := options{size: report.CIDRs}, options{size: report.CIDRs, conntrack: true}
 	contenders := []*contender{
-		newContender(t, g, plain, false),
-		newContender(t, g, datapath, false),
-		newContender(t, g, plain, true),
-		newContender(t, g, datapath, true),
-		newContender(t, g, iptables, true),
+		newContender(t, g, report.Plain, plain),
+		newContender(t, g, report.EBPF, plain),
+		newContender(t, g, report.Plain, tracking),
+		newContender(t, g, report.EBPF, tracking),
+		newContender(t, g, report.Iptables, tracking),
 	}
+	results := report.Results{}
 	if !*smoke {
 		for _, c := range contenders {
 			lab.NewCapture(t, c.Wires[0])
 		}
-		runRound(t, g, contenders, 1000, forever)
+		smokeRound(t, g, contenders, results, someFlows, forever)
 		return
 	}
-	measured := results{}
 	start := time.Now()
-	for range rounds {
-		measured.add(runRound(t, g, contenders, most, slice))
-		if time.Since(start) > budget {
+	for range smokeRounds {
+		smokeRound(t, g, contenders, results, smokePackets, smokeSlice)
+		if time.Since(start) > smokeBudget {
 			break
 		}
 	}
-	fmt.Print(measured.report(contenders))
+	fmt.Print(smokeReport(results, contenders))
 }
 
-// runRound has each contender do a slice of each workload.
-func runRound(t *testing.T, g *generator, contenders []*contender, packets uint64, atMost time.Duration) map[cell]float64 {
+// smokeRound has each contender do a slice of two workloads.
+func smokeRound(t *testing.T, g *generator, contenders []*contender, results report.Results, packets uint64, atMost time.Duration) {
 	t.Helper()
-	rates := make(map[cell]float64)
-	for _, w := range []workload{newFlows, established} {
+	for _, w := range workloads()[:2] {
 		for _, c := range contenders {
 			b, err := c.run(g, w, packets, atMost)
 			if err != nil {
-				t.Fatalf("%s, %s: %v", c, w.name, err)
+				t.Fatal(err)
 			}
-			rates[cell{c, w}] = b.rate()
+			results.Add(c.key(w.figure, report.CIDRs), b.rate())
 		}
 	}
-	return rates
 }
 
-// run does a workload, checks what came of each packet, and leaves no flow.
-func (c *contender) run(g *generator, w workload, packets uint64, atMost time.Duration) (burst, error) {
-	if err := g.aim(c.path(), w.flows); err != nil {
-		return burst{}, err
+// smokeReport is a table and the ratios that matter.
+func smokeReport(results report.Results, contenders []*contender) string {
+	var s strings.Builder
+	spread := func(c *contender, f report.Figure) string {
+		rates := results[c.key(f, report.CIDRs)]
+		return fmt.Sprintf("%8.0f (%.0f to %.0f)", report.Quantile(rates, 0.5), report.Quantile(rates, 0.25), report.Quantile(rates, 0.75))
 	}
-	if w == established {
-		if _, err := g.send(c.path().at, someFlows, forever); err != nil {
-			return burst{}, err
+	fmt.Fprintf(&s, "%s, %s\n", kernel(), processor())
+	fmt.Fprintf(&s, "per second of one processor, %d CIDRs: median of %d rounds (quartiles)\n",
+		report.CIDRs, len(results[contenders[0].key(report.NewFlows, report.CIDRs)]))
+	fmt.Fprintf(&s, "%-26s %-32s %s\n", "", report.NewFlows, report.Established)
+	for _, c := range contenders {
+		fmt.Fprintf(&s, "%-26s %-32s %s\n", c, spread(c, report.NewFlows), spread(c, report.Established))
+	}
+	for _, conntrack := range []bool{true, false} {
+		if conntrack {
+			fmt.Fprint(&s, "with conntrack: ")
 		}
+		ratio := func(f report.Figure, limit string, limitConntrack bool) float64 {
+			ratio, _ := results.Ratio(report.Key{Figure: f, Subject: report.EBPF, Conntrack: conntrack, At: report.CIDRs},
+				report.Key{Figure: f, Subject: limit, Conntrack: limitConntrack, At: report.CIDRs})
+			return ratio
+		}
+		fmt.Fprintf(&s, "new_flows ebpf/iptables@%d=%.2f established ebpf/plain=%.2f\n", report.CIDRs,
+			ratio(report.NewFlows, report.Iptables, true), ratio(report.Established, report.Plain, conntrack))
 	}
-	b, err := g.send(c.path().at, packets, atMost)
-	if err != nil {
-		return b, err
-	}
-	if err := c.check(b); err != nil {
-		return b, err
-	}
-	return b, c.forget()
-}
-
-// check: a pod's address outside is as wrong as the node's for a node that does
-// not translate. The odd packet may be lost on a busy machine.
-func (c *contender) check(b burst) error {
-	wrong := b.arrived.Kept + b.arrived.Other
-	if !c.translates() {
-		wrong = b.arrived.Translated + b.arrived.Other
-	}
-	if wrong > 0 {
-		return fmt.Errorf("%d of %d packets came with a wrong source: %+v", wrong, b.sent, b.arrived)
-	}
-	if lost := b.sent - b.delivered(); lost*1000 > b.sent {
-		return fmt.Errorf("%d of %d packets were lost", lost, b.sent)
-	}
-	tracked, err := c.TrackedConnections()
-	if err != nil {
-		return fmt.Errorf("ask conntrack: %w", err)
-	}
-	if tracked > 0 != c.conntrack {
-		return fmt.Errorf("the node tracks %d connections", tracked)
-	}
-	return nil
+	return s.String()
 }
