@@ -184,11 +184,13 @@ func eachLeftFlow(env environment, visit func(api.Translation)) error {
 func listNAT(ctx context.Context, lister natLister, filter agent.NATFilter) ([]api.Translation, error) {
 	flows := []api.Translation{}
 	err := lister.NAT(ctx, filter, func(t api.Translation) { flows = append(flows, t) })
-	slices.SortFunc(flows, func(a, b api.Translation) int {
-		return cmp.Or(a.Src.Compare(b.Src), strings.Compare(a.Proto, b.Proto), cmp.Compare(a.SPort, b.SPort),
-			a.Dst.Compare(b.Dst), cmp.Compare(a.DPort, b.DPort))
-	})
+	slices.SortFunc(flows, compareFlows)
 	return flows, err
+}
+
+func compareFlows(a, b api.Translation) int {
+	return cmp.Or(a.Src.Compare(b.Src), strings.Compare(a.Proto, b.Proto), cmp.Compare(a.SPort, b.SPort),
+		a.Dst.Compare(b.Dst), cmp.Compare(a.DPort, b.DPort))
 }
 
 // sayWhoTranslates tells those who look in the wrong place.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,8 +16,13 @@ import (
 	"ip-masq-agent/internal/api"
 )
 
-// watchInterval is how often `nat list --watch` looks.
-const watchInterval = time.Second
+const (
+	// watchInterval is how often `nat list --watch` looks.
+	watchInterval = time.Second
+	// watchShare is how many times longer than a look the pause after it is at
+	// least: a full table must not keep a CPU busy.
+	watchShare = 4
+)
 
 // natEvent is a line of `nat list --watch -o json`.
 type natEvent struct {
@@ -37,9 +43,8 @@ func keyOf(t api.Translation) flowKey {
 // watchNAT prints what changes from one look to the next until ctx ends.
 func watchNAT(ctx context.Context, lister natLister, filter agent.NATFilter, w io.Writer, format string) error {
 	known := make(map[flowKey]api.Translation)
-	ticker := time.NewTicker(watchInterval)
-	defer ticker.Stop()
 	for {
+		begin := time.Now()
 		flows, err := listNAT(ctx, lister, filter)
 		if err != nil {
 			return err
@@ -52,7 +57,7 @@ func watchNAT(ctx context.Context, lister natLister, filter agent.NATFilter, w i
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-ticker.C:
+		case <-time.After(max(watchInterval, watchShare*time.Since(begin))):
 		}
 	}
 }
@@ -74,11 +79,16 @@ func natEvents(known map[flowKey]api.Translation, flows []api.Translation) []nat
 		}
 		known[key] = flow
 	}
+	var ended []api.Translation
 	for key, flow := range known {
 		if !seen[key] {
-			events = append(events, natEvent{"end", flow})
+			ended = append(ended, flow)
 			delete(known, key)
 		}
+	}
+	slices.SortFunc(ended, compareFlows)
+	for _, flow := range ended {
+		events = append(events, natEvent{"end", flow})
 	}
 	return events
 }

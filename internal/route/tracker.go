@@ -136,6 +136,7 @@ func (t *Tracker) Run(ctx context.Context) error {
 // change. When some are lost, everything is listed again.
 func (t *Tracker) listen(ctx context.Context) error {
 	defer context.AfterFunc(ctx, t.events.Close)()
+	faults := faultLog{log: t.log, text: "receive network events"}
 	for {
 		messages, from, err := t.events.Receive()
 		switch {
@@ -147,10 +148,11 @@ func (t *Tracker) listen(ctx context.Context) error {
 			t.log.Debug("network events lost, listing everything")
 			t.invalidate(staleAll)
 		case err != nil:
-			t.log.Warn("receive network events", "error", err)
+			faults.note(err)
 			t.invalidate(staleAll)
 			pause(ctx, retryDelay)
 		case from.Pid == nl.PidKernel:
+			faults.note(nil)
 			t.note(messages)
 		}
 	}
@@ -160,6 +162,7 @@ func (t *Tracker) listen(ctx context.Context) error {
 func (t *Tracker) follow(ctx context.Context) error {
 	resync := time.NewTicker(resyncTime)
 	defer resync.Stop()
+	faults := faultLog{log: t.log, text: "follow the network"}
 	for {
 		select {
 		case <-ctx.Done():
@@ -170,8 +173,11 @@ func (t *Tracker) follow(ctx context.Context) error {
 		case <-t.wake:
 			settle(ctx, t.wake)
 		}
-		if err := t.refresh(); err != nil && ctx.Err() == nil {
-			t.log.Warn("follow the network", "error", err)
+		err := t.refresh()
+		if ctx.Err() != nil {
+			continue
+		}
+		if faults.note(err); err != nil {
 			pause(ctx, retryDelay)
 		}
 	}
