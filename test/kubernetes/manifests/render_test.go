@@ -78,7 +78,7 @@ func helm(t *testing.T, values string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	files, err := (engine.Engine{Strict: true}).Render(chart, all)
+	files, err := (engine.Engine{Strict: true}).RenderWithContext(t.Context(), chart, all)
 	if err != nil {
 		return nil, err
 	}
