@@ -3,10 +3,12 @@
 package loader
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // place is where a program of ours is in a link's chain.
@@ -29,7 +31,11 @@ func (d *Datapath) keepAttached(u *uplink) (warnings []string, err error) {
 		}
 		switch at {
 		case placeGone:
-			if err := d.attachAgain(u, i, dir); err != nil {
+			err := d.attachAgain(u, i, dir)
+			if errors.Is(err, unix.ENODEV) {
+				return warnings, nil // the link has gone, as the next snapshot will tell
+			}
+			if err != nil {
 				return warnings, err
 			}
 		case placeLater:
@@ -68,6 +74,9 @@ func (h *hook) place(ifindex int, dir direction) (place, error) {
 		return placeGone, nil
 	}
 	chain, err := link.QueryPrograms(link.QueryOptions{Target: ifindex, Attach: dir.tcx})
+	if errors.Is(err, unix.ENODEV) {
+		return placeGone, nil
+	}
 	if err != nil {
 		return placeGone, err
 	}

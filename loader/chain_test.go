@@ -3,6 +3,7 @@
 package loader
 
 import (
+	"fmt"
 	"os"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	"ip-masq-agent/internal/lab"
+	"ip-masq-agent/internal/route"
 )
 
 // What somebody takes away comes back with the next Sync.
@@ -113,4 +115,36 @@ func TestStalePins(t *testing.T) {
 		t.Errorf("served: %+v", got)
 	}
 	n.translates("tcp", false)
+}
+
+// A link that has gone before the agent heard of it is no fault.
+func TestLinkGoesUnnoticed(t *testing.T) {
+	for attach, noTCX := range attachments() {
+		t.Run(attach, func(t *testing.T) {
+			t.Parallel()
+			opts := testOptions4(t)
+			opts.noTCX = noTCX
+			n := newNode(t, lab.Options{SecondUplink: true}, opts)
+			n.do(func() error {
+				tracker, err := route.NewTracker(route.Options{})
+				if err != nil {
+					return err
+				}
+				defer tracker.Close()
+				n.run("ip", "link", "del", "eth1")
+				return n.d.Sync(t.Context(), n.policy, tracker.Snapshot())
+			})
+			if stats, err := n.d.Stats(); err != nil || stats.Repairs != 0 {
+				t.Errorf("%d repairs, %v", stats.Repairs, err)
+			}
+			n.translates("tcp", false)
+			n.sync()
+			if got := n.status().Interfaces; len(got) != 1 {
+				t.Errorf("served: %+v", got)
+			}
+			if pins := n.run("ls", testPinPath+"/"+linksDir); strings.Contains(pins, fmt.Sprintf("%d_", n.Uplinks[1].Index)) {
+				t.Errorf("pins: %s", pins)
+			}
+		})
+	}
 }

@@ -46,6 +46,13 @@ func (d *Datapath) keepPins() error {
 			if u.hooks[i].tcx == nil {
 				continue
 			}
+			at, err := u.hooks[i].place(u.Index, dir)
+			if err != nil {
+				return fmt.Errorf("look at %s: %w", dir.program, err)
+			}
+			if at == placeGone {
+				continue // with its link
+			}
 			if err := d.keepPin(linkPin(d.opts.PinPath, u.Index, dir), u.hooks[i].tcx); err != nil {
 				return err
 			}

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"ip-masq-agent/bpf"
 	"ip-masq-agent/internal/route"
@@ -147,7 +148,11 @@ func (d *Datapath) serve(link route.Uplink, slots map[int]bpf.MasqUplink) error 
 		return err
 	}
 	slots[int(slot)] = u.value
-	if err := d.attachTo(u); err != nil {
+	err = d.attachTo(u)
+	if errors.Is(err, unix.ENODEV) {
+		return u.close() // the link has gone, as the next snapshot will tell
+	}
+	if err != nil {
 		return errors.Join(err, u.close())
 	}
 	d.uplinks[link.Index] = u

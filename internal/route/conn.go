@@ -15,7 +15,6 @@ import (
 const (
 	receiveTimeout = 10 // seconds without an answer to a request
 	dumpAttempts   = 5  // a dump that changes interrupted is asked for again
-	eventBuffer    = 1 << 20
 )
 
 // conn asks the kernel. It stays in the network namespace of the thread that
@@ -37,20 +36,6 @@ func dial() (*conn, error) {
 }
 
 func (c *conn) close() { c.socket.Close() }
-
-// subscribe opens the socket on which the kernel tells of changes.
-func subscribe() (*nl.NetlinkSocket, error) {
-	s, err := nl.Subscribe(unix.NETLINK_ROUTE,
-		unix.RTNLGRP_LINK,
-		unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
-	if err != nil {
-		return nil, fmt.Errorf("subscribe to link, address and route changes: %w", err)
-	}
-	// Best effort: the default buffer works too, it only overflows earlier.
-	_ = s.SetReceiveBufferSize(eventBuffer, true)
-	return s, nil
-}
 
 // links asks for all links. With ErrDumpInterrupted the list is usable, but to be
 // asked for again; so are those of the other functions.

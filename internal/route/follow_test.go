@@ -9,13 +9,19 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestLostEvents(t *testing.T) {
 	enterNamespace(t)
 	log := newRecord()
 	tr := newTracker(t, Options{Log: log.logger()})
-	if err := tr.events.SetReceiveBufferSize(1, false); err != nil {
+	if err := tr.events.conn.Control(func(fd uintptr) {
+		if err := unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 1); err != nil {
+			t.Error(err)
+		}
+	}); err != nil {
 		t.Fatal(err)
 	}
 	ip(t, "tuntap add t0 mode tun", "tuntap add t1 mode tun", "tuntap add t2 mode tun", "tuntap add t3 mode tun",

@@ -46,7 +46,7 @@ type Tracker struct {
 	log      *slog.Logger
 	patterns []string
 	conn     *conn
-	events   *nl.NetlinkSocket
+	events   *events
 	wake     chan struct{}
 	changed  chan struct{}
 	current  atomic.Pointer[Snapshot]
@@ -118,9 +118,12 @@ func (t *Tracker) Changed() <-chan struct{} { return t.changed }
 
 // Close gives up the sockets.
 func (t *Tracker) Close() error {
-	t.events.Close()
+	err := t.events.close()
 	t.conn.close()
-	return nil
+	if errors.Is(err, os.ErrClosed) { // by Run
+		return nil
+	}
+	return err
 }
 
 // Run follows the kernel's events until ctx ends, and then returns nil. It can
@@ -135,10 +138,10 @@ func (t *Tracker) Run(ctx context.Context) error {
 // listen takes events off the socket as fast as they come and notes what they
 // change. When some are lost, everything is listed again.
 func (t *Tracker) listen(ctx context.Context) error {
-	defer context.AfterFunc(ctx, t.events.Close)()
+	defer context.AfterFunc(ctx, func() { _ = t.events.close() })()
 	faults := faultLog{log: t.log, text: "receive network events"}
 	for {
-		messages, from, err := t.events.Receive()
+		messages, err := t.events.receive()
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -151,7 +154,7 @@ func (t *Tracker) listen(ctx context.Context) error {
 			faults.note(err)
 			t.invalidate(staleAll)
 			pause(ctx, retryDelay)
-		case from.Pid == nl.PidKernel:
+		default:
 			faults.note(nil)
 			t.note(messages)
 		}
