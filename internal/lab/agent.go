@@ -204,10 +204,11 @@ type Output struct {
 // "status", "-o", "json".
 func RunAgent(tb testing.TB, ns *Namespace, args ...string) Output {
 	tb.Helper()
+	binary := AgentBinary(tb) // building it takes its own time
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()
 	var stdout, stderr bytes.Buffer
-	cmd := ns.Command(ctx, AgentBinary(tb), args...)
+	cmd := ns.Command(ctx, binary, args...)
 	cmd.Args[0] = "ip-masq-agent"
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()
