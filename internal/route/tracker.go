@@ -186,30 +186,6 @@ func (t *Tracker) follow(ctx context.Context) error {
 	}
 }
 
-// settle returns when wake has been quiet for quietTime, after maxDelay at the
-// latest.
-func settle(ctx context.Context, wake <-chan struct{}) {
-	latest := time.After(maxDelay)
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-latest:
-			return
-		case <-time.After(quietTime):
-			return
-		case <-wake:
-		}
-	}
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
-	}
-}
-
 // invalidate marks what to list again, and wakes follow.
 func (t *Tracker) invalidate(s stale) {
 	t.mu.Lock()
