@@ -56,27 +56,38 @@ func (s *sweeper) busiest() []crowd {
 	return s.last.crowds
 }
 
-// remote is what flows share the ports of an address towards.
+// remote is what flows share the ports of an address towards, in the datapath's
+// form: a million of them are looked up in a sweep.
 type remote struct {
-	address, natAddr netip.Addr
-	port             uint16 // of ICMP: the type of the question
+	address, natAddr [4]uint32 // IPv4: the first word
+	port             uint16    // of ICMP: the type of the question
 	proto            uint8
+	is6              bool
 }
 
 func (e *flow) remote(is6 bool) remote {
-	r := remote{natAddr: e.natAddr(is6)}
 	if is6 {
-		r.address, r.port, r.proto = fromAddr6(e.key6.Daddr), be16(e.key6.Dport), e.key6.Proto
-	} else {
-		r.address, r.port, r.proto = fromAddr4(e.key4.Daddr), be16(e.key4.Dport), e.key4.Proto
+		return remote{e.key6.Daddr, e.natAddr6, e.key6.Dport, e.key6.Proto, true}
 	}
-	return r
+	return remote{[4]uint32{e.key4.Daddr}, [4]uint32{e.natAddr4}, e.key4.Dport, e.key4.Proto, false}
 }
 
 // crowd is how many flows a remote has.
 type crowd struct {
-	remote
-	flows int
+	address, natAddr netip.Addr
+	port             uint16 // of ICMP: the type of the question
+	proto            uint8
+	flows            int
+}
+
+func newCrowd(r remote, flows int) crowd {
+	c := crowd{port: be16(r.port), proto: r.proto, flows: flows}
+	if r.is6 {
+		c.address, c.natAddr = fromAddr6(r.address), fromAddr6(r.natAddr)
+	} else {
+		c.address, c.natAddr = fromAddr4(r.address[0]), fromAddr4(r.natAddr[0])
+	}
+	return c
 }
 
 const (
@@ -105,7 +116,7 @@ func (c crowdCounter) add(r remote) {
 func (c crowdCounter) biggest() []crowd {
 	all := make([]crowd, 0, len(c))
 	for r, flows := range c {
-		all = append(all, crowd{r, flows})
+		all = append(all, newCrowd(r, flows))
 	}
 	slices.SortFunc(all, func(a, b crowd) int {
 		return cmp.Or(b.flows-a.flows, a.address.Compare(b.address), cmp.Compare(a.port, b.port),
