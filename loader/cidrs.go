@@ -36,8 +36,7 @@ func (d *Datapath) syncCIDRs(policy *prefix.Policy) error {
 // additions come first, longest prefix first, then deletions, shortest first.
 func (d *Datapath) syncTrie(f *family, entries []prefix.Entry) error {
 	have := make(map[netip.Prefix]bpf.MasqCidrVerdict)
-	var verdict bpf.MasqCidrVerdict
-	err := f.eachCIDR(f.nonmasq, &verdict, func(p netip.Prefix) { have[p] = verdict })
+	err := eachCIDR(f, f.nonmasq, func(p netip.Prefix, verdict bpf.MasqCidrVerdict) { have[p] = verdict })
 	if err != nil {
 		return fmt.Errorf("read trie: %w", err)
 	}
@@ -56,27 +55,23 @@ func (d *Datapath) syncTrie(f *family, entries []prefix.Entry) error {
 	if err := f.drain(have, want); err != nil {
 		return err
 	}
-	added, removed := 0, 0
-	for _, p := range longestFirst(want) {
-		if old, ok := have[p]; ok && old == want[p] {
-			continue
-		}
-		if err := f.nonmasq.Put(cidrKey(p), want[p]); err != nil {
-			return fmt.Errorf("add %s: %w", p, err)
-		}
-		added++
+	added := longestFirst(want, func(p netip.Prefix) bool {
+		old, ok := have[p]
+		return !ok || old != want[p]
+	})
+	if err := putCIDRs(f, f.nonmasq, added, func(p netip.Prefix) bpf.MasqCidrVerdict { return want[p] }); err != nil {
+		return fmt.Errorf("add %w", err)
 	}
-	for _, p := range slices.Backward(longestFirst(have)) {
-		if _, ok := want[p]; ok {
-			continue
-		}
-		if err := f.nonmasq.Delete(cidrKey(p)); err != nil {
-			return fmt.Errorf("remove %s: %w", p, err)
-		}
-		removed++
+	removed := longestFirst(have, func(p netip.Prefix) bool {
+		_, ok := want[p]
+		return !ok
+	})
+	slices.Reverse(removed)
+	if err := deleteCIDRs(f, f.nonmasq, removed); err != nil {
+		return fmt.Errorf("remove %w", err)
 	}
 	f.left.cidrs = want
-	d.log.Info("CIDRs changed", "family", f.String(), "added", added, "removed", removed, "total", len(want))
+	d.log.Info("CIDRs changed", "family", f.String(), "added", len(added), "removed", len(removed), "total", len(want))
 	return f.endDrained(want)
 }
 
@@ -87,36 +82,37 @@ func cidrVerdict(v prefix.Verdict) bpf.MasqCidrVerdict {
 	return bpf.MasqCidrVerdictCIDR_MASQUERADE
 }
 
-func longestFirst(prefixes map[netip.Prefix]bpf.MasqCidrVerdict) []netip.Prefix {
-	return slices.SortedFunc(gomaps.Keys(prefixes), func(a, b netip.Prefix) int {
+func longestFirst(prefixes map[netip.Prefix]bpf.MasqCidrVerdict, which func(netip.Prefix) bool) []netip.Prefix {
+	var chosen []netip.Prefix
+	for p := range prefixes {
+		if which(p) {
+			chosen = append(chosen, p)
+		}
+	}
+	slices.SortFunc(chosen, func(a, b netip.Prefix) int {
 		return cmp.Or(cmp.Compare(b.Bits(), a.Bits()), a.Addr().Compare(b.Addr()))
 	})
+	return chosen
 }
 
 // drain notes the prefixes that are exempt no longer, so that flows that are
 // open keep their source: those that say keep no more, and those that now say
 // masquerade inside of one that does.
 func (f *family) drain(have, want map[netip.Prefix]bpf.MasqCidrVerdict) error {
-	until := monotonic() + uint64(drainLimit)
-	leaves := func(p netip.Prefix) error {
-		if err := f.draining.Put(cidrKey(p), until); err != nil {
-			return fmt.Errorf("drain %s: %w", p, err)
-		}
-		return nil
-	}
+	var leave []netip.Prefix
 	for p, verdict := range have {
 		if verdict == bpf.MasqCidrVerdictCIDR_KEEP && want[p] != bpf.MasqCidrVerdictCIDR_KEEP {
-			if err := leaves(p); err != nil {
-				return err
-			}
+			leave = append(leave, p)
 		}
 	}
 	for p, verdict := range want {
 		if _, known := have[p]; !known && verdict == bpf.MasqCidrVerdictCIDR_MASQUERADE && keptInside(p, have) {
-			if err := leaves(p); err != nil {
-				return err
-			}
+			leave = append(leave, p)
 		}
+	}
+	until := monotonic() + uint64(drainLimit)
+	if err := putCIDRs(f, f.draining, leave, func(netip.Prefix) uint64 { return until }); err != nil {
+		return fmt.Errorf("drain %w", err)
 	}
 	return nil
 }
@@ -136,36 +132,36 @@ func keptInside(p netip.Prefix, prefixes map[netip.Prefix]bpf.MasqCidrVerdict) b
 // exempt again by want.
 func (f *family) endDrained(want map[netip.Prefix]bpf.MasqCidrVerdict) error {
 	var over []netip.Prefix
-	var until uint64
-	now := monotonic()
-	err := f.eachCIDR(f.draining, &until, func(p netip.Prefix) {
-		if until <= now || keepsAll(want, p) {
+	now, exceptions := monotonic(), withVerdict(want, bpf.MasqCidrVerdictCIDR_MASQUERADE)
+	err := eachCIDR(f, f.draining, func(p netip.Prefix, until uint64) {
+		if until <= now || want[p] == bpf.MasqCidrVerdictCIDR_KEEP && !holdsAny(p, exceptions) {
 			over = append(over, p)
 		}
 	})
 	if err != nil {
 		return fmt.Errorf("read draining prefixes: %w", err)
 	}
-	for _, p := range over {
-		if err := f.draining.Delete(cidrKey(p)); err != nil {
-			return fmt.Errorf("end drain of %s: %w", p, err)
-		}
+	if err := deleteCIDRs(f, f.draining, over); err != nil {
+		return fmt.Errorf("end drain of %w", err)
 	}
 	return nil
 }
 
-// keepsAll reports whether the prefixes have p as exempt, without exceptions in
-// it.
-func keepsAll(prefixes map[netip.Prefix]bpf.MasqCidrVerdict, p netip.Prefix) bool {
-	if prefixes[p] != bpf.MasqCidrVerdictCIDR_KEEP {
-		return false
-	}
-	for other, verdict := range prefixes {
-		if verdict == bpf.MasqCidrVerdictCIDR_MASQUERADE && p.Overlaps(other) && other.Bits() > p.Bits() {
-			return false
+// withVerdict are the prefixes with a verdict.
+func withVerdict(prefixes map[netip.Prefix]bpf.MasqCidrVerdict, verdict bpf.MasqCidrVerdict) (with []netip.Prefix) {
+	for p, v := range prefixes {
+		if v == verdict {
+			with = append(with, p)
 		}
 	}
-	return true
+	return with
+}
+
+// holdsAny reports whether one of others is a part of p.
+func holdsAny(p netip.Prefix, others []netip.Prefix) bool {
+	return slices.ContainsFunc(others, func(other netip.Prefix) bool {
+		return p.Overlaps(other) && other.Bits() > p.Bits()
+	})
 }
 
 // monotonic is the datapath's clock, bpf_ktime_get_ns(): nanoseconds.

@@ -22,8 +22,7 @@ func (n *node) cidrs(is6 bool) map[string]string {
 		f = n.d.families[1]
 	}
 	found := make(map[string]string)
-	var verdict bpf.MasqCidrVerdict
-	err := f.eachCIDR(f.nonmasq, &verdict, func(p netip.Prefix) {
+	err := eachCIDR(f, f.nonmasq, func(p netip.Prefix, verdict bpf.MasqCidrVerdict) {
 		found[p.String()] = map[bpf.MasqCidrVerdict]string{
 			bpf.MasqCidrVerdictCIDR_KEEP: "keep", bpf.MasqCidrVerdictCIDR_MASQUERADE: "masquerade",
 		}[verdict]
@@ -39,8 +38,7 @@ func (n *node) draining() map[string]bool {
 	n.t.Helper()
 	found := make(map[string]bool)
 	for _, f := range n.d.families {
-		var until uint64
-		if err := f.eachCIDR(f.draining, &until, func(p netip.Prefix) { found[p.String()] = true }); err != nil {
+		if err := eachCIDR(f, f.draining, func(p netip.Prefix, _ uint64) { found[p.String()] = true }); err != nil {
 			n.t.Fatal(err)
 		}
 	}
@@ -153,4 +151,12 @@ func TestDraining(t *testing.T) {
 	}
 	n.sync()
 	wantCIDRs(t, n.draining(), map[string]bool{"10.99.0.0/16": true})
+}
+
+// cidrKey is a prefix as a key of the tries.
+func cidrKey(p netip.Prefix) any {
+	if p.Addr().Is4() {
+		return cidr4(p)
+	}
+	return cidr6(p)
 }

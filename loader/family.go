@@ -78,31 +78,6 @@ func (f *family) table(nat *api.NAT) *api.Table {
 // has reports whether a is of the family.
 func (f *family) has(a netip.Addr) bool { return a.Is6() == f.is6 }
 
-// cidrKey is a prefix as a key of the tries.
-func cidrKey(p netip.Prefix) any {
-	if p.Addr().Is4() {
-		return bpf.MasqCidrV4{Prefixlen: uint32(p.Bits()), Addr: p.Addr().As4()}
-	}
-	return bpf.MasqCidrV6{Prefixlen: uint32(p.Bits()), Addr: p.Addr().As16()}
-}
-
-// eachCIDR visits the prefixes of a trie, with value holding the entry's.
-func (f *family) eachCIDR(trie *ebpf.Map, value any, visit func(netip.Prefix)) error {
-	var key4 bpf.MasqCidrV4
-	var key6 bpf.MasqCidrV6
-	entries := trie.Iterate()
-	if f.is6 {
-		for entries.Next(&key6, value) {
-			visit(netip.PrefixFrom(netip.AddrFrom16(key6.Addr), int(key6.Prefixlen)))
-		}
-		return entries.Err()
-	}
-	for entries.Next(&key4, value) {
-		visit(netip.PrefixFrom(netip.AddrFrom4(key4.Addr), int(key4.Prefixlen)))
-	}
-	return entries.Err()
-}
-
 // addressRuleKey is a rule's prefix on an uplink as a key of the trie.
 func addressRuleKey(ifindex int, p netip.Prefix) any {
 	length, index := uint32(32+p.Bits()), be32(uint32(ifindex))
@@ -208,7 +183,8 @@ func (f *family) eachFlow(visit func(*flow)) error {
 // scanBatch is how many entries one system call reads.
 const scanBatch = 4096
 
-// scan visits all entries of a hash map in batches.
+// scan visits all entries of a map in batches. The error is
+// ebpf.ErrNotSupported where the kernel has none for the map's type.
 func scan[K, V any](m *ebpf.Map, visit func(*K, *V)) error {
 	size := min(scanBatch, int(m.MaxEntries()))
 	keys, values := make([]K, size), make([]V, size)
