@@ -177,7 +177,7 @@ func (f *family) end(all bool, choose func(*flow) bool) (ended int, err error) {
 	request := newSweepRequest(all)
 	var runErr error
 	run := func() {
-		if runErr == nil && request.count > 0 {
+		if runErr == nil && request.head.Count > 0 {
 			var n int
 			n, runErr = request.run(f.sweep)
 			ended += n
@@ -201,42 +201,62 @@ func (f *family) end(all bool, choose func(*flow) bool) (ended int, err error) {
 
 // sweepRequest is the data that a sweep program is run on.
 type sweepRequest struct {
-	all   bool
-	count uint32
-	keys  []byte
+	head bpf.MasqSweepRequest
+	data []byte // room for the head, then tuples
 }
 
-func newSweepRequest(all bool) *sweepRequest { return &sweepRequest{all: all} }
+func newSweepRequest(all bool) *sweepRequest {
+	r := &sweepRequest{}
+	if all {
+		r.head.All = 1
+	}
+	r.data = make([]byte, binary.Size(r.head), binary.Size(r.head)+int(bpf.MasqLimitLIMIT_SWEEP)*binary.Size(bpf.MasqTupleV6{}))
+	return r
+}
 
-func (r *sweepRequest) full() bool { return r.count == uint32(bpf.MasqLimitLIMIT_SWEEP) }
+func (r *sweepRequest) full() bool { return r.head.Count == uint32(bpf.MasqLimitLIMIT_SWEEP) }
 
+// add writes out what encoding/binary would: that takes as long as the kernel
+// takes to end a flow.
 func (r *sweepRequest) add(e *flow, is6 bool) {
-	var err error
 	if is6 {
-		r.keys, err = binary.Append(r.keys, binary.NativeEndian, &e.key6)
+		k := &e.key6
+		r.data = appendWords(r.data, k.Saddr[:]...)
+		r.data = appendWords(r.data, k.Daddr[:]...)
+		r.data = appendRest(r.data, k.Sport, k.Dport, k.Proto)
 	} else {
-		r.keys, err = binary.Append(r.keys, binary.NativeEndian, &e.key4)
+		k := &e.key4
+		r.data = appendWords(r.data, k.Saddr, k.Daddr)
+		r.data = appendRest(r.data, k.Sport, k.Dport, k.Proto)
 	}
-	if err == nil { // the types are of fixed size
-		r.count++
+	r.head.Count++
+}
+
+func appendWords(data []byte, words ...uint32) []byte {
+	for _, word := range words {
+		data = binary.NativeEndian.AppendUint32(data, word)
 	}
+	return data
+}
+
+// appendRest appends the end of a tuple: ports, protocol and padding.
+func appendRest(data []byte, sport, dport uint16, proto uint8) []byte {
+	data = binary.NativeEndian.AppendUint16(data, sport)
+	data = binary.NativeEndian.AppendUint16(data, dport)
+	return append(data, proto, 0, 0, 0)
 }
 
 // run runs the program and empties the request.
 func (r *sweepRequest) run(program *ebpf.Program) (ended int, err error) {
-	head := bpf.MasqSweepRequest{Count: r.count}
-	if r.all {
-		head.All = 1
-	}
-	data, err := binary.Append(nil, binary.NativeEndian, &head)
+	size, err := binary.Encode(r.data, binary.NativeEndian, &r.head)
 	if err != nil {
 		return 0, fmt.Errorf("sweep: %w", err)
 	}
-	n, err := program.Run(&ebpf.RunOptions{Data: append(data, r.keys...)})
+	n, err := program.Run(&ebpf.RunOptions{Data: r.data})
 	if err != nil {
 		return 0, fmt.Errorf("sweep: %w", err)
 	}
-	r.count, r.keys = 0, r.keys[:0]
+	r.head.Count, r.data = 0, r.data[:size]
 	return int(n), nil
 }
 
