@@ -56,7 +56,7 @@ func datapaths() map[string]datapath {
 			open:    openIPTables,
 			plan:    planIPTables,
 			inspect: inspectIPTables,
-			giveWay: cleanupIPTables,
+			giveWay: giveWayIPTables,
 			cleanup: removeIPTables,
 		},
 	}
@@ -122,6 +122,10 @@ func cleanupIPTables(ctx context.Context, o *options, log *slog.Logger) error {
 // gone.
 func removeIPTables(ctx context.Context, o *options, log *slog.Logger) error {
 	return errors.Join(cleanupIPTables(ctx, o, log), iptables.RemoveEmptyTables())
+}
+
+func giveWayIPTables(ctx context.Context, o *options, log *slog.Logger) error {
+	return iptables.GiveWay(ctx, iptablesOptions(o, log))
 }
 
 func inspectIPTables(ctx context.Context, o *options, log *slog.Logger) (api.DatapathStatus, bool, error) {

@@ -56,6 +56,38 @@ func TestKernelSwitchesDatapaths(t *testing.T) {
 	}
 }
 
+// To ebpf, the chains that agents made go, whatever their names, and those that
+// others fill are named.
+func TestKernelSwitchTakesOldChainsAway(t *testing.T) {
+	n := newNode(t)
+	const jump = " -m addrtype ! --dst-type LOCAL -j "
+	for _, rule := range []string{
+		"-N OLD", `-A OLD -m comment --comment "ip-masq-agent: outbound traffic is subject to MASQUERADE (must be last in chain)" -j MASQUERADE`,
+		`-A POSTROUTING -m comment --comment "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom OLD chain"` + jump + "OLD",
+		"-N IP-MASQ", `-A IP-MASQ -m comment --comment "ip-masq: outbound traffic is subject to MASQUERADE (must be last in chain)" -j MASQUERADE`,
+		`-A POSTROUTING -m comment --comment "ip-masq: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ chain"` + jump + "IP-MASQ",
+	} {
+		if out, err := n.Node.Command(t.Context(), "bash", "-c", "iptables-nft -t nat "+rule).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	a := lab.StartAgent(t, n.Node, n.flags("--datapath=ebpf")...)
+	rules := func() string {
+		text, err := n.Node.Run(t.Context(), "iptables-nft-save", "-t", "nat")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	n.within(promptly, "the old chain gone", func() bool { return !strings.Contains(rules(), "OLD") })
+	if got := rules(); strings.Count(got, "IP-MASQ") != 4 {
+		t.Errorf("the boot script's chain is not whole:\n%s", got)
+	}
+	n.within(promptly, "the boot script's chain named", func() bool {
+		return strings.Count(a.Logs(), "chain=IP-MASQ family=ipv4 backend=nft") == 1
+	})
+}
+
 // The classic manifest gives NET_ADMIN and NET_RAW.
 func TestKernelRights(t *testing.T) {
 	n := newNode(t)
