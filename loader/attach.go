@@ -65,6 +65,12 @@ func (d *Datapath) attachTo(u *uplink) error {
 	if err := d.takeOver(d.maps.replaced); err != nil { // what came while the programs were loaded
 		return err
 	}
+	takenOver := d.goOnTakingOver(begin)
+	err = d.attachAll(u)
+	return errors.Join(err, takenOver())
+}
+
+func (d *Datapath) attachAll(u *uplink) error {
 	for _, dir := range directions() {
 		h, err := d.attach(u, dir)
 		if err != nil {
@@ -72,7 +78,7 @@ func (d *Datapath) attachTo(u *uplink) error {
 		}
 		u.hooks = append(u.hooks, h)
 	}
-	return d.takeOver(begin)
+	return nil
 }
 
 // load loads the programs of a link.

@@ -3,6 +3,7 @@
 package loader
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -283,6 +284,32 @@ func (d *Datapath) takeOver(since uint64) error {
 		}
 	}
 	return nil
+}
+
+// goOnTakingOver copies again and again until the function that it gives is
+// called: an attachment may have to wait for others' changes of links, and as
+// long as only one of the programs is new, each flow that opens needs its copy
+// before its reply comes.
+func (d *Datapath) goOnTakingOver(since uint64) (end func() error) {
+	if len(d.maps.before) == 0 {
+		return func() error { return nil }
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	failed := make(chan error, 1)
+	go func() {
+		var err error
+		for last := false; err == nil && !last; {
+			last = !sleep(ctx, time.Millisecond)
+			begin := monotonic()
+			err = d.takeOver(since)
+			since = begin
+		}
+		failed <- err
+	}()
+	return func() error {
+		cancel()
+		return <-failed
+	}
 }
 
 // endTakeover copies for the last time, when no program of before runs.
