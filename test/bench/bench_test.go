@@ -33,14 +33,14 @@ type scale struct {
 	tcp       time.Duration // of a contender's connections in each round
 	idle      time.Duration // at least, that agents are watched
 	bare      []string      // who is measured without offloads
-	sizes     []int         // of the list of exempt ranges
+	sizes     []int         // of the list of exempt ranges; TCP gets the last
 	flowSizes []int         // of tables
 }
 
 // scaleOf the flags. Without any everything is there and nothing takes long.
 func scaleOf() scale {
 	everyone := []string{report.Plain, report.Legacy, report.NFT, report.Set, report.Upstream, report.Iptables, report.EBPF}
-	sizes, flowSizes := []int{4, 100, report.CIDRs, 10_000}, []int{262_144, 1_000_000}
+	sizes, flowSizes := []int{4, 100, 10_000, report.CIDRs}, []int{262_144, 1_000_000}
 	switch {
 	case *full:
 		return scale{7, time.Second / 10, 100_000, profiledPackets, time.Second / 3, 3 * time.Minute, everyone, sizes, flowSizes}
@@ -99,6 +99,11 @@ func newBench(t *testing.T, s scale) *bench {
 			b.contenders = append(b.contenders, newContender(t, b.g, report.EBPF, options{size: size, conntrack: conntrack}))
 		}
 	}
+	if hasFastPath(t) {
+		for _, conntrack := range []bool{false, true} {
+			b.contenders = append(b.contenders, newContender(t, b.g, report.FastPath, options{size: report.CIDRs, conntrack: conntrack}))
+		}
+	}
 	for _, name := range []string{report.EBPF, report.Iptables} {
 		b.limited = append(b.limited, newContender(t, b.g, name, options{size: report.CIDRs, conntrack: name == report.Iptables, flags: []string{portsFlag}}))
 	}
@@ -129,9 +134,9 @@ func (b *bench) packetRound(t *testing.T, round, size int) {
 	var ready []*contender
 	for _, c := range b.contenders {
 		switch {
-		case c.name == report.EBPF && c.size != size:
+		case c.ebpf() && c.size != size:
 			continue // one that has seen no other list is in its place
-		case c.name != report.EBPF:
+		case !c.ebpf():
 			b.reload(t, c, size)
 		}
 		ready = append(ready, c)

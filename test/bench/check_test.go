@@ -46,10 +46,13 @@ func (b *bench) wanted() []report.Key {
 	var keys []report.Key
 	for _, c := range b.contenders {
 		for _, size := range b.sizes {
+			if c.ebpf() && c.size != size {
+				continue
+			}
 			for _, w := range workloads() {
 				keys = append(keys, c.key(w.figure, size))
 			}
-			if c.name != report.Plain && (c.name != report.EBPF || !c.conntrack) {
+			if c.name != report.Plain && !c.ebpf() {
 				keys = append(keys, c.key(report.Reload, size))
 			}
 		}
@@ -59,6 +62,9 @@ func (b *bench) wanted() []report.Key {
 	}
 	for _, c := range b.unaided {
 		keys = append(keys, c.key(report.Unaided, report.CIDRs))
+	}
+	for _, size := range b.sizes {
+		keys = append(keys, report.Key{Figure: report.Reload, Subject: report.EBPF, At: size})
 	}
 	for _, c := range b.limited {
 		for _, load := range []int{75, 90, 100} {

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -20,7 +22,9 @@ import (
 )
 
 const (
-	flowMaps = "/sys/fs/bpf/ip-masq-agent/v*"
+	flowMaps     = "/sys/fs/bpf/ip-masq-agent/v*"
+	fastPathFlag = "--fast-path"
+
 	longTime = "1h" // between resyncs: none should come in the middle
 )
 
@@ -53,21 +57,21 @@ func newContender(tb testing.TB, g *generator, name string, o options) *contende
 		Lab:       lab.New(tb, lab.Options{Pods: -1, RoutedPods: 1, Conntrack: o.conntrack, NoOffloads: o.noOffloads}),
 		name:      name,
 		size:      o.size,
-		conntrack: o.conntrack || name != report.Plain && name != report.EBPF,
+		conntrack: o.conntrack,
 		config:    filepath.Join(tb.TempDir(), "config"),
 	}
 	if err := errors.Join(c.prepareNode(), c.writeConfig(exemptRanges(o.size, 0))); err != nil {
 		tb.Fatal(err)
 	}
-	if flag := c.datapathFlag(); flag != "" {
-		c.agent = lab.StartAgent(tb, c.Node, append(o.flags, flag, "--config="+c.config)...)
+	if flags := c.datapathFlags(); flags != nil {
+		c.agent = lab.StartAgent(tb, c.Node, slices.Concat(flags, o.flags, []string{"--config=" + c.config})...)
 	} else if _, err := c.exempt(o.size); err != nil {
 		tb.Fatal(err)
 	}
-	switch name {
-	case report.EBPF:
+	switch {
+	case c.ebpf():
 		c.openMaps(tb)
-	case report.Iptables:
+	case name == report.Iptables:
 		c.requireNFT(tb)
 	}
 	g.countAt(tb, c.Wires[0], link.Head())
@@ -77,15 +81,26 @@ func newContender(tb testing.TB, g *generator, name string, o options) *contende
 	return c
 }
 
-// datapathFlag has our agent do the translating, if it is to.
-func (c *contender) datapathFlag() string {
+// datapathFlags have our agent do the translating, if it is to.
+func (c *contender) datapathFlags() []string {
 	switch c.name {
 	case report.EBPF:
-		return "--datapath=ebpf"
+		return []string{"--datapath=ebpf"}
+	case report.FastPath:
+		return []string{"--datapath=ebpf", fastPathFlag}
 	case report.Iptables:
-		return "--datapath=iptables"
+		return []string{"--datapath=iptables"}
 	}
-	return ""
+	return nil
+}
+
+func (c *contender) ebpf() bool { return c.name == report.EBPF || c.name == report.FastPath }
+
+// hasFastPath asks an agent that is not there to stay.
+func hasFastPath(tb testing.TB) bool {
+	tb.Helper()
+	out := lab.RunAgent(tb, lab.New(tb, lab.Options{Pods: -1, RoutedPods: -1}).Node, "--help")
+	return strings.Contains(out.Stdout+out.Stderr, fastPathFlag)
 }
 
 // prepareNode makes the node one of the usual kind, where one masquerade
@@ -183,7 +198,7 @@ func (c *contender) openMaps(tb testing.TB) {
 
 // forget ends all flows, so that no table fills up.
 func (c *contender) forget() error {
-	if c.name == report.EBPF {
+	if c.ebpf() {
 		// In the order in which the datapath deletes them.
 		if err := errors.Join(empty[bpf.MasqReverseV4](c.reverse), empty[bpf.MasqMappingV4](c.flows)); err != nil {
 			return fmt.Errorf("empty maps: %w", err)

@@ -76,7 +76,7 @@ func (r Results) ratios(title string, figures ...Figure) (*plot.Plot, error) {
 func (c column) short() string {
 	name := map[string]string{
 		Plain: "plain", Legacy: "iptables-\nlegacy", NFT: "iptables-\nnft", Set: "nft set",
-		Upstream: "classic\nagent", Iptables: "ours,\niptables", EBPF: "ours,\nebpf",
+		Upstream: "classic\nagent", Iptables: "ours,\niptables", EBPF: "ours,\nebpf", FastPath: "ours,\nfast path",
 	}[c.name]
 	if c.conntrack && !c.netfilter() {
 		name += "\nconntrack"

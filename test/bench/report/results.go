@@ -43,6 +43,7 @@ const (
 	Upstream = "classic agent's chain"
 	Iptables = "ours, iptables"
 	EBPF     = "ours, ebpf"
+	FastPath = "ours, ebpf with --fast-path"
 )
 
 // Key says what a series of values is of.
@@ -123,7 +124,7 @@ type column struct {
 // columns are all that took part, netfilter's in the middle.
 func (r Results) columns() []column {
 	var columns []column
-	for _, name := range []string{Plain, Legacy, NFT, Set, Upstream, Iptables, EBPF} {
+	for _, name := range []string{Plain, Legacy, NFT, Set, Upstream, Iptables, EBPF, FastPath} {
 		for _, conntrack := range []bool{false, true} {
 			c := column{name, conntrack}
 			if slices.ContainsFunc(slices.Collect(maps.Keys(r)), c.of) {
@@ -143,8 +144,8 @@ func (c column) key(f Figure, at int) Key { return Key{f, c.name, c.conntrack, a
 // limit is plain routing on a node of the same kind.
 func (c column) limit() column { return column{Plain, c.conntrack} }
 
-// translates reports whether netfilter translates: then conntrack is on anyway.
-func (c column) netfilter() bool { return c.name != Plain && c.name != EBPF }
+// netfilter reports whether it is netfilter that translates: then conntrack is on anyway.
+func (c column) netfilter() bool { return c.name != Plain && c.name != EBPF && c.name != FastPath }
 
 func (c column) String() string {
 	switch {

@@ -73,20 +73,21 @@ func packetTargets() []target {
 		}
 	}
 	return append(targets,
-		target{what: "established flows, ebpf without conntrack against the best of netfilter", bound: 1.4, measure: againstNetfilter(false)},
-		target{what: "established flows, ebpf with conntrack on anyway against the best of netfilter", bound: 0.95, measure: againstNetfilter(true)},
+		target{what: "established flows, ebpf without conntrack against the best of netfilter", bound: 1.4, measure: againstNetfilter(EBPF, false)},
+		target{what: "established flows, ebpf with conntrack on anyway against the best of netfilter", bound: 0.95, measure: againstNetfilter(EBPF, true)},
+		target{what: "the same with --fast-path", bound: 1.25, measure: againstNetfilter(FastPath, true)},
 	)
 }
 
 // againstNetfilter compares with the netfilter contender that was best.
-func againstNetfilter(conntrack bool) func(Results) (float64, bool) {
+func againstNetfilter(name string, conntrack bool) func(Results) (float64, bool) {
 	return func(r Results) (float64, bool) {
 		worst, found := 0.0, false
 		for _, c := range r.columns() {
 			if !c.netfilter() {
 				continue
 			}
-			ratio, ok := r.Ratio(Key{Established, EBPF, conntrack, CIDRs}, c.key(Established, CIDRs))
+			ratio, ok := r.Ratio(Key{Established, name, conntrack, CIDRs}, c.key(Established, CIDRs))
 			if ok && (!found || ratio < worst) {
 				worst, found = ratio, true
 			}
