@@ -53,6 +53,9 @@ func (d *Datapath) attachments() api.DatapathStatus {
 			}
 		}
 	}
+	if len(d.uplinks) == 0 {
+		status.Warnings = append(status.Warnings, "no uplink is served, nothing is translated: links that carry routes count, others are named with --interfaces")
+	}
 	status.Warnings = append(status.Warnings, d.ahead...)
 	status.Warnings = append(status.Warnings, d.events.warnings(time.Now())...)
 	return status

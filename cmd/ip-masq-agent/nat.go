@@ -212,7 +212,13 @@ func natRow(t api.Translation) []string {
 	}
 }
 
-func endpoint(a netip.Addr, port uint16) string { return netip.AddrPortFrom(a, port).String() }
+// endpoint leaves out the port where there is none, as for the target of a ping.
+func endpoint(a netip.Addr, port uint16) string {
+	if port == 0 {
+		return a.String()
+	}
+	return netip.AddrPortFrom(a, port).String()
+}
 
 func printNAT(w io.Writer, flows []api.Translation) error {
 	rows := [][]string{{"PROTO", "SOURCE", "DESTINATION", "TRANSLATED TO", "STATE", "IDLE", "EXPIRES"}}

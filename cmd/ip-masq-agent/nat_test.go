@@ -196,3 +196,11 @@ func (*scriptedLister) NATCounts(context.Context, agent.NATFilter, agent.CountBy
 }
 
 func equalFlows(a, b api.Translation) bool { return a == b }
+
+func TestEndpointOfAPing(t *testing.T) {
+	ping := testFlows()[0]
+	ping.Proto, ping.SPort, ping.DPort = "icmp", 7, 0
+	if row := natRow(ping); row[1] != "10.0.0.2:7" || row[2] != "198.51.100.1" {
+		t.Errorf("got %q, want the identifier as the source's port, and none at the other end", row)
+	}
+}

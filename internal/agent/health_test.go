@@ -14,7 +14,6 @@ func TestReadyzSaysWhatIsMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
 		b.datapath.name = EBPF
-		b.datapath.status.Interfaces = []api.Interface{{Name: "eth0", Attach: "tcx"}, {Name: "eth1"}}
 		want := func(ok bool, missing string) {
 			t.Helper()
 			gotOK, body := b.ready()
@@ -32,6 +31,10 @@ func TestReadyzSaysWhatIsMissing(t *testing.T) {
 		}
 		want(false, `["first sync"]`)
 		b.start()
+		want(false, `["an uplink"]`)
+		b.datapath.status.Interfaces = []api.Interface{{Name: "eth0", Attach: "tcx"}, {Name: "eth1"}}
+		b.Resync()
+		b.settle()
 		want(false, `["programs on eth1"]`)
 		b.datapath.status.Interfaces[1].Attach = "tc"
 		b.Resync()

@@ -88,6 +88,9 @@ func (a *Agent) missing() []string {
 		return []string{"the datapath's status: " + oneLine(err)}
 	}
 	var missing []string
+	if len(status.Interfaces) == 0 {
+		missing = append(missing, "an uplink")
+	}
 	for _, i := range status.Interfaces {
 		if i.Attach == "" {
 			missing = append(missing, "programs on "+i.Name)
