@@ -88,6 +88,47 @@ func TestKernelSwitchTakesOldChainsAway(t *testing.T) {
 	})
 }
 
+// Beside a classic agent that comes back, programs that nobody took away go on:
+// either list masquerades. cleanup ends both.
+func TestKernelProgramsBesideAClassicAgent(t *testing.T) {
+	n := newNode(t) // keeps 10.0.0.0/8
+	if got := lab.RunAgent(t, n.Node, n.flags("--once", "--datapath=ebpf", "--metrics-bind-address=0")...); got.Code != exitFine {
+		t.Fatalf("got %+v", got)
+	}
+	for _, rule := range []string{
+		"-N IP-MASQ-AGENT",
+		`-A IP-MASQ-AGENT -d 8.0.0.0/8 -m comment --comment "ip-masq-agent: local traffic is not subject to MASQUERADE" -j RETURN`,
+		`-A IP-MASQ-AGENT -m comment --comment "ip-masq-agent: outbound traffic is subject to MASQUERADE (must be last in chain)" -j MASQUERADE`,
+		`-A POSTROUTING -m comment --comment "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ-AGENT chain" -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT`,
+	} {
+		if out, err := n.Node.Command(t.Context(), "bash", "-c", "iptables-nft -t nat "+rule).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	seen := func(remote netip.Addr) netip.Addr {
+		t.Helper()
+		conn, err := n.Pods[0].Dial(t.Context(), "tcp", netip.AddrPort{}, n.Outside.Serve(t, "tcp", netip.AddrPortFrom(remote, 0)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		return conn.Seen.Addr()
+	}
+	for _, remote := range []netip.Addr{n.Remote.V4, n.Inside.V4} { // only ebpf masquerades the one, only iptables the other
+		if got := seen(remote); got != n.Addresses.Node.V4 {
+			t.Errorf("%s sees %s", remote, got)
+		}
+	}
+	if got := lab.RunAgent(t, n.Node, "cleanup"); got.Code != exitFine || n.both() != "" {
+		t.Errorf("cleanup: got %+v, left %q", got, n.both())
+	}
+	for _, remote := range []netip.Addr{n.Remote.V4, n.Inside.V4} {
+		if got := seen(remote); got != n.Pods[0].V4 {
+			t.Errorf("after cleanup %s sees %s", remote, got)
+		}
+	}
+}
+
 // The classic manifest gives NET_ADMIN and NET_RAW.
 func TestKernelRights(t *testing.T) {
 	n := newNode(t)
