@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ip-masq-agent/bpf"
+	"ip-masq-agent/internal/api"
 	"ip-masq-agent/internal/lab"
 	"ip-masq-agent/internal/prefix"
 	"ip-masq-agent/internal/route"
@@ -179,6 +180,33 @@ func fillMaps[K, V, R any](f *family, mapping V, reverse R, tuples func(uint32) 
 		}
 	}
 	return nil
+}
+
+// BenchmarkAsk asks what people and Prometheus ask, with a table full of flows.
+func BenchmarkAsk(b *testing.B) {
+	for kind, ask := range map[string]func(*Datapath) error{
+		"metrics": func(d *Datapath) error {
+			_, err := d.Stats()
+			return err
+		},
+		"status": func(d *Datapath) error {
+			_, err := d.Status()
+			return err
+		},
+		"list": func(d *Datapath) error { return d.EachTranslation(func(api.Translation) {}) },
+	} {
+		for _, size := range []int{4096, 262_144, 1_000_000} {
+			b.Run(fmt.Sprintf("%s/%d/IPv4", kind, size), func(b *testing.B) {
+				d := benchmarkDatapath(b, lab.New(b, lab.Options{Pods: -1, RoutedPods: -1}), size)
+				refill(b, d.families[0], monotonic)
+				for b.Loop() {
+					if err := ask(d); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
 }
 
 // BenchmarkSync syncs when nothing has changed, and when all CIDRs have.

@@ -146,21 +146,29 @@ func (e *flow) stateName() string {
 	if e.state == bpf.MasqFlowStateFLOW_UDP && e.replied {
 		return "REPLIED" // but too young to be a stream
 	}
-	names := map[bpf.MasqFlowState]string{
-		bpf.MasqFlowStateFLOW_TCP_SYN_SENT:       "SYN_SENT",
-		bpf.MasqFlowStateFLOW_TCP_SYN_RECV:       "SYN_RECV",
-		bpf.MasqFlowStateFLOW_TCP_ESTABLISHED:    "ESTABLISHED",
-		bpf.MasqFlowStateFLOW_TCP_FIN_WAIT:       "FIN_WAIT",
-		bpf.MasqFlowStateFLOW_TCP_CLOSE_WAIT:     "CLOSE_WAIT",
-		bpf.MasqFlowStateFLOW_TCP_LAST_ACK:       "LAST_ACK",
-		bpf.MasqFlowStateFLOW_TCP_TIME_WAIT:      "TIME_WAIT",
-		bpf.MasqFlowStateFLOW_TCP_CLOSE:          "CLOSE",
-		bpf.MasqFlowStateFLOW_TCP_UNACKNOWLEDGED: "UNACKNOWLEDGED",
-		bpf.MasqFlowStateFLOW_UDP:                "UNREPLIED",
-		bpf.MasqFlowStateFLOW_UDP_STREAM:         "STREAM",
-	}
-	if name, ok := names[e.state]; ok {
-		return name
+	switch e.state { // a map would be made anew for each of a million flows
+	case bpf.MasqFlowStateFLOW_TCP_SYN_SENT:
+		return "SYN_SENT"
+	case bpf.MasqFlowStateFLOW_TCP_SYN_RECV:
+		return "SYN_RECV"
+	case bpf.MasqFlowStateFLOW_TCP_ESTABLISHED:
+		return "ESTABLISHED"
+	case bpf.MasqFlowStateFLOW_TCP_FIN_WAIT:
+		return "FIN_WAIT"
+	case bpf.MasqFlowStateFLOW_TCP_CLOSE_WAIT:
+		return "CLOSE_WAIT"
+	case bpf.MasqFlowStateFLOW_TCP_LAST_ACK:
+		return "LAST_ACK"
+	case bpf.MasqFlowStateFLOW_TCP_TIME_WAIT:
+		return "TIME_WAIT"
+	case bpf.MasqFlowStateFLOW_TCP_CLOSE:
+		return "CLOSE"
+	case bpf.MasqFlowStateFLOW_TCP_UNACKNOWLEDGED:
+		return "UNACKNOWLEDGED"
+	case bpf.MasqFlowStateFLOW_UDP:
+		return "UNREPLIED"
+	case bpf.MasqFlowStateFLOW_UDP_STREAM:
+		return "STREAM"
 	}
 	return "ACTIVE"
 }

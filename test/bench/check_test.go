@@ -17,7 +17,7 @@ func plausible() map[report.Figure][2]float64 {
 		report.Latency: {1, 1e6}, report.Connections: connections,
 		report.Run: {10, 1e6}, report.Failures: {0, 10}, report.FlowBytes: {100, 1000},
 		report.Reload: {0.1, 60_000}, report.SweepCPU: {1e-6, 1000}, report.SweepStretch: {1e-4, 1e4},
-		report.Reconcile: {1e-3, 60_000}, report.Allocations: {1e-3, 1e6},
+		report.Ask: {1e-3, 60_000}, report.Reconcile: {1e-3, 60_000}, report.Allocations: {1e-3, 1e6},
 		report.Resident: {5, 500}, report.Idle: {0, 100},
 	}
 }
@@ -84,6 +84,9 @@ func (b *bench) wanted() []report.Key {
 		keys = append(keys, report.Key{Figure: report.FlowBytes, Subject: family})
 	}
 	for _, size := range b.flowSizes {
+		for _, kind := range []string{"metrics", "status", "list"} {
+			keys = append(keys, report.Key{Figure: report.Ask, Subject: askSubject(kind), At: size})
+		}
 		for _, kind := range []string{"empty", "live", "ended"} {
 			for _, f := range []report.Figure{report.SweepCPU, report.SweepStretch} {
 				keys = append(keys, report.Key{Figure: f, Subject: sweepSubject(kind), At: size})

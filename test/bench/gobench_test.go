@@ -16,7 +16,7 @@ import (
 // goBenchmarks runs benchmarks of the agent's packages, whose names end with a
 // size, some times over and adds what they say.
 func goBenchmarks(ctx context.Context, results report.Results, sizes string, times int) error {
-	cmd := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-bench", "^Benchmark(Sync|Sweep)$/^(nft|ebpf|empty|live|ended)$/^("+sizes+")$/^(idle|IPv4)$",
+	cmd := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-bench", "^Benchmark(Sync|Sweep|Ask)$/^(nft|ebpf|empty|live|ended|metrics|status|list)$/^("+sizes+")$/^(idle|IPv4)$",
 		"-benchmem", "-benchtime", "1x", "-count", strconv.Itoa(times), "./loader", "./iptables")
 	cmd.Dir = "../.."
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -59,6 +59,8 @@ func addBenchmark(results report.Results, kind string, size int, value float64, 
 		results.Add(report.Key{Figure: report.SweepCPU, Subject: sweepSubject(kind), At: size}, value)
 	case unit == "call-ms":
 		results.Add(report.Key{Figure: report.SweepStretch, Subject: sweepSubject(kind), At: size}, value)
+	case unit == "ns/op" && askSubject(kind) != "":
+		results.Add(report.Key{Figure: report.Ask, Subject: askSubject(kind), At: size}, value/1e6)
 	case kind != "nft" && kind != "ebpf":
 	case unit == "ns/op":
 		results.Add(reconcileKey(report.Reconcile, kind, size), value/1e6)
@@ -70,6 +72,11 @@ func addBenchmark(results report.Results, kind string, size int, value float64, 
 // sweepSubject is what a table holds.
 func sweepSubject(kind string) string {
 	return map[string]string{"empty": "an empty table", "live": "live flows", "ended": "flows past their time"}[kind]
+}
+
+// askSubject is what is asked.
+func askSubject(kind string) string {
+	return map[string]string{"metrics": "metrics", "status": "status", "list": "nat list"}[kind]
 }
 
 func reconcileKey(f report.Figure, kind string, size int) report.Key {

@@ -28,6 +28,7 @@ const (
 	Reload       Figure = "reload, ms"
 	SweepCPU     Figure = "sweep, s of CPU"
 	SweepStretch Figure = "longest system call of a sweep, ms"
+	Ask          Figure = "asked with a full table, ms"
 	Reconcile    Figure = "reconcile, ms"
 	Allocations  Figure = "reconcile, KiB allocated"
 	Resident     Figure = "resident memory, MB"

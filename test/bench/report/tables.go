@@ -174,7 +174,7 @@ func (r Results) writeLists(s *strings.Builder) {
 
 func (r Results) writeAgent(s *strings.Builder) {
 	head(s, "figure", "of", "at", "measured")
-	for _, f := range []Figure{Resident, Idle, Reconcile, Allocations, SweepCPU, SweepStretch, FlowBytes} {
+	for _, f := range []Figure{Resident, Idle, Reconcile, Allocations, SweepCPU, SweepStretch, Ask, FlowBytes} {
 		for _, subject := range r.subjects(f) {
 			for _, at := range r.at(f) {
 				k := Key{f, subject, subject == Iptables, at}
