@@ -23,15 +23,25 @@ type direction struct {
 	suffix  string // of its pin
 	tcx     ebpf.AttachType
 	parent  uint32 // of the filter
+	handle  uint32 // of the filter
 }
 
 // directions has ingress first: replies must find their way back before the
 // first packet is translated.
 func directions() []direction {
 	return []direction{
-		{bpf.MasqProgMasqIngress, "ingress", ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS},
-		{bpf.MasqProgMasqEgress, "egress", ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS},
+		{bpf.MasqProgMasqIngress, "ingress", ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS, filterHandle},
+		{bpf.MasqProgMasqEgress, "egress", ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS, filterHandle},
 	}
+}
+
+// secondIngress is where a second ingress program runs while programs are
+// replaced by such that have other maps: see attachAll.
+func secondIngress() direction {
+	second := directions()[0]
+	second.suffix += nextSuffix
+	second.handle++
+	return second
 }
 
 // hook is an attached program: by a TCX link, or by a filter, which needs no
@@ -70,15 +80,58 @@ func (d *Datapath) attachTo(u *uplink) error {
 	return errors.Join(err, takenOver())
 }
 
+// attachAll replaces the programs of a link, or attaches the first ones.
+//
+// Programs that have the flows in other maps than those of before cannot be
+// replaced one by one: after the first step, replies would come to a program that
+// does not know their flows, for good if the agent is killed there. So both
+// ingress programs run until the egress program is replaced.
 func (d *Datapath) attachAll(u *uplink) error {
-	for _, dir := range directions() {
+	order, second := directions(), secondIngress()
+	apart := len(d.maps.before) > 0 || isAttached(d.opts.PinPath, u.Index, second)
+	if apart {
+		if err := d.attachTwin(u, second); err != nil {
+			return fmt.Errorf("attach a second %s: %w", second.program, err)
+		}
+		slices.Reverse(order)
+	}
+	for _, dir := range order {
 		h, err := d.attach(u, dir)
 		if err != nil {
 			return fmt.Errorf("attach %s: %w", dir.program, err)
 		}
 		u.hooks = append(u.hooks, h)
 	}
-	return nil
+	if !apart {
+		return nil
+	}
+	slices.Reverse(u.hooks)
+	return detachOne(d.opts.PinPath, u.Index, second)
+}
+
+// attachTwin attaches another program of the same kind as the link is to have: a
+// chain takes none twice.
+func (d *Datapath) attachTwin(u *uplink, dir direction) error {
+	programs, err := loadPrograms(d.spec, d.maps, d.constants(u.slot), dir.program)
+	if err != nil {
+		return err
+	}
+	twin := &uplink{Uplink: u.Uplink, slot: u.slot, value: u.value, programs: programs}
+	h, err := d.attach(twin, dir)
+	u.value = twin.value // it may tell of a qdisc
+	if err == nil {
+		twin.hooks = append(twin.hooks, h)
+	}
+	return errors.Join(err, twin.close())
+}
+
+// isAttached reports whether a program has a pin or a filter there.
+func isAttached(pinPath string, ifindex int, dir direction) bool {
+	if _, err := os.Lstat(linkPin(pinPath, ifindex, dir)); err == nil {
+		return true
+	}
+	at, err := filterPlace(ifindex, dir)
+	return err == nil && at != placeGone
 }
 
 // load loads the programs of a link.
@@ -202,7 +255,7 @@ func (d *Datapath) attachFilter(u *uplink, dir direction) (*hook, error) {
 func filter(ifindex int, dir direction, fd int, priority uint16) *netlink.BpfFilter {
 	return &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: ifindex, Parent: dir.parent, Handle: filterHandle,
+			LinkIndex: ifindex, Parent: dir.parent, Handle: dir.handle,
 			Protocol: unix.ETH_P_ALL, Priority: priority,
 		},
 		Fd: fd, Name: dir.program, DirectAction: true,
@@ -237,11 +290,8 @@ func clsact(ifindex int) *netlink.GenericQdisc {
 // translated whose reply would not find its way back.
 func detach(pinPath string, value bpf.MasqUplink) error {
 	ifindex := int(value.Ifindex)
-	for _, dir := range slices.Backward(directions()) {
-		if err := detachTCX(linkPin(pinPath, ifindex, dir)); err != nil {
-			return fmt.Errorf("detach %s: %w", dir.program, err)
-		}
-		if err := removeFilters(ifindex, dir, func(uint16) bool { return true }); err != nil {
+	for _, dir := range slices.Backward(append([]direction{secondIngress()}, directions()...)) {
+		if err := detachOne(pinPath, ifindex, dir); err != nil {
 			return err
 		}
 	}
@@ -249,6 +299,13 @@ func detach(pinPath string, value bpf.MasqUplink) error {
 		return nil
 	}
 	return removeClsact(ifindex)
+}
+
+func detachOne(pinPath string, ifindex int, dir direction) error {
+	if err := detachTCX(linkPin(pinPath, ifindex, dir)); err != nil {
+		return fmt.Errorf("detach %s: %w", dir.program, err)
+	}
+	return removeFilters(ifindex, dir, func(uint16) bool { return true })
 }
 
 // detachTCX detaches a pinned link, if there is one, and removes the pin. The

@@ -106,5 +106,5 @@ func filterPlace(ifindex int, dir direction) (place, error) {
 
 func isOurs(f netlink.Filter, dir direction) bool {
 	ours, ok := f.(*netlink.BpfFilter)
-	return ok && ours.Name == dir.program && ours.Attrs().Handle == filterHandle
+	return ok && ours.Name == dir.program && ours.Attrs().Handle == dir.handle
 }

@@ -80,7 +80,7 @@ func isMapPin(spec *ebpf.CollectionSpec) func(name string) bool {
 func isLinkPin(name string) bool {
 	index, suffix, _ := strings.Cut(name, "_")
 	_, err := strconv.Atoi(index)
-	return err == nil && slices.ContainsFunc(directions(), func(d direction) bool { return d.suffix == suffix })
+	return err == nil && slices.ContainsFunc(append(directions(), secondIngress()), func(d direction) bool { return d.suffix == suffix })
 }
 
 // removeFrom removes files from a directory, and the directory if it is empty

@@ -4,6 +4,7 @@ package lifecycle
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -19,18 +20,22 @@ type startUp struct {
 	before   string // the datapath that was there; empty: none
 	datapath string
 	more     []string // flags
+	config   string   // that the start-up finds changed; empty: it is not
 }
+
+const usualConfig, otherConfig = "nonMasqueradeCIDRs: [10.0.0.0/8]", "nonMasqueradeCIDRs: [10.0.0.0/9, 10.64.0.0/10, 192.168.0.0/16]"
 
 func startUps() []startUp {
 	all := []startUp{
-		{"iptables, first", "", "iptables", nil},
-		{"iptables, other rules", "iptables", "iptables", []string{"--invalid=drop", "--to-ports=1024-65535"}},
-		{"ebpf, first", "", "ebpf", nil},
-		{"ebpf, table of another size", "ebpf", "ebpf", []string{"--nat-table-size=4096"}},
-		{"iptables to ebpf", "iptables", "ebpf", nil},
+		{"iptables, first", "", "iptables", nil, ""},
+		{"iptables, other rules", "iptables", "iptables", []string{"--invalid=drop", "--to-ports=1024-65535"}, otherConfig},
+		{"ebpf, first", "", "ebpf", nil, ""},
+		{"ebpf, table of another size", "ebpf", "ebpf", []string{"--nat-table-size=4096"}, ""},
+		{"ebpf, other lists", "ebpf", "ebpf", nil, otherConfig},
+		{"iptables to ebpf", "iptables", "ebpf", nil, ""},
 	}
 	if long() {
-		return append(all, startUp{"ebpf, again", "ebpf", "ebpf", nil})
+		return append(all, startUp{"ebpf, again", "ebpf", "ebpf", nil, ""})
 	}
 	return all
 }
@@ -49,8 +54,8 @@ func TestKilledWhileStarting(t *testing.T) {
 			clean := w.footprint()
 			steps := w.record()
 			t.Logf("%d changes, %d looked at: %s", len(steps), len(chosen(steps)), summary(steps))
-			for _, n := range chosen(steps) {
-				w.kill(n)
+			for _, c := range chosen(steps) {
+				w.kill(c)
 			}
 			w.cleanup()
 			if diff := cmp.Diff(clean, w.footprint()); diff != "" {
@@ -87,8 +92,12 @@ func (w *walk) prepare() {
 	switch {
 	case w.before == "":
 		w.cleanup()
-	case w.before != w.datapath || len(w.whole) == 0 || w.more != nil:
+	case w.before != w.datapath || len(w.whole) == 0 || w.more != nil || w.startUp.config != "":
+		w.write(usualConfig)
 		w.once(w.before)
+	}
+	if w.startUp.config != "" {
+		w.write(w.startUp.config)
 	}
 }
 
@@ -97,41 +106,60 @@ func (w *walk) trace(step func(string) bool) error {
 	return runTraced(w.Node, append([]string{lab.AgentBinary(w.t)}, args...), step)
 }
 
-// kill kills the start-up before its n-th change, and lets the next agent come.
-func (w *walk) kill(n int) {
+// kill kills the start-up before a change, and lets the next agent come.
+func (w *walk) kill(before change) {
 	w.t.Helper()
+	failedBefore := w.t.Failed()
+	defer func() {
+		if w.t.Failed() && !failedBefore {
+			w.t.Logf("that was after a kill before %s", before)
+		}
+	}()
 	w.prepare()
-	tcp, udp := w.serve("tcp", w.Remote.V4), w.serve("udp", w.Remote2.V4)
+	tcp, udp, exempt := w.serve("tcp", w.Remote.V4), w.serve("udp", w.Remote2.V4), w.serve("udp", w.Inside.V4)
 	var open []*lab.Conn
 	w.forget()
 	if w.before != "" {
 		open = append(open, w.dial("tcp", tcp), w.dial("udp", udp))
 	}
-	at, count := "", 0
+	left := before.nth
 	if err := w.trace(func(what string) bool {
-		at, count = what, count+1
-		return count <= n
+		if what == before.what {
+			left--
+		}
+		return left > 0
 	}); err != nil {
 		w.t.Fatal(err)
 	}
-	failedBefore := w.t.Failed()
+	if left > 0 {
+		w.t.Errorf("there was no %s", before)
+	}
 	if w.before != "" {
 		w.translates("tcp", tcp)
 		w.translates("udp", udp)
+		w.keeps(exempt)
 		w.noLeak()
 	}
 	w.once(w.datapath, w.more...)
 	w.forget()
 	w.translates("tcp", tcp)
 	w.translates("udp", udp)
+	w.keeps(exempt)
 	for _, c := range open {
 		w.goesOn(c)
 		_ = c.Close()
 	}
 	w.noLeak()
 	w.sane()
-	if w.t.Failed() && !failedBefore {
-		w.t.Errorf("killed before change %d, %s", n, at)
+}
+
+// keeps checks that an exempt destination sees the pod's address.
+func (w *walk) keeps(exempt netip.AddrPort) {
+	w.t.Helper()
+	conn := w.dial("udp", exempt)
+	defer conn.Close()
+	if conn.Seen.Addr() != w.Pods[0].V4 {
+		w.t.Errorf("%s sees %s", exempt, conn.Seen)
 	}
 }
 
@@ -158,23 +186,33 @@ func (w *walk) ownPins() []string {
 	return slices.Sorted(slices.Values(w.pins()))
 }
 
-// chosen are the steps at which to kill: all in the long form, else one of those
-// in a row that are of the same kind.
-func chosen(steps []string) []int {
-	var at []int
+// change is one of those that a start-up makes, the nth of its kind, from 1 on:
+// how many there are before it depends on the flows that are to be copied.
+type change struct {
+	what string
+	nth  int
+}
+
+func (c change) String() string { return fmt.Sprintf("%s number %d", c.what, c.nth) }
+
+// chosen are the changes at which to kill: all in the long form, else one of
+// those in a row that are of the same kind.
+func chosen(steps []string) (all []change) {
+	count := make(map[string]int)
 	for first := 0; first < len(steps); {
-		end := first + 1
-		for end < len(steps) && steps[end] == steps[first] {
+		what, end := steps[first], first+1
+		for end < len(steps) && steps[end] == what {
 			end++
 		}
 		for i := first; i < end; i++ {
+			count[what]++
 			if long() || i == first+(end-first)/2 {
-				at = append(at, i)
+				all = append(all, change{what, count[what]})
 			}
 		}
 		first = end
 	}
-	return at
+	return all
 }
 
 // summary has each row of equal steps once.

@@ -4,6 +4,7 @@ package lifecycle
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -13,10 +14,10 @@ import (
 
 // load is connections that pods open to outside and close, one after the other.
 type load struct {
-	opened, refused, broken atomic.Int64
-	wrong                   atomic.Pointer[netip.AddrPort] // seen from there
-	last                    atomic.Pointer[error]
-	end                     func()
+	opened, lost, refused, broken atomic.Int64
+	wrong                         atomic.Pointer[netip.AddrPort] // seen from there
+	last                          atomic.Pointer[error]
+	end                           func()
 }
 
 // load opens connections in workers, each of them in turn by TCP and by UDP.
@@ -47,6 +48,9 @@ func (n *node) load(workers int) *load {
 func (l *load) one(pod *lab.Pod, network string, server netip.AddrPort) {
 	l.opened.Add(1)
 	conn, err := pod.Dial(context.Background(), network, netip.AddrPort{}, server)
+	if err != nil && l.mayLose(network) {
+		conn, err = pod.Dial(context.Background(), network, netip.AddrPort{}, server)
+	}
 	if err != nil {
 		l.refused.Add(1)
 		l.last.Store(&err)
@@ -54,13 +58,24 @@ func (l *load) one(pod *lab.Pod, network string, server netip.AddrPort) {
 	}
 	defer conn.Close()
 	seen, err := conn.Ask()
+	if err != nil && l.mayLose(network) {
+		seen, err = conn.Ask()
+	}
 	if err != nil || seen != conn.Seen {
+		err = fmt.Errorf("%s connection seen from %s, before from %s: %w", network, seen, conn.Seen, err)
 		l.broken.Add(1)
 		l.last.Store(&err)
 	}
 	if lab.IsPod(conn.Seen.Addr()) {
 		l.wrong.Store(&conn.Seen)
 	}
+}
+
+// mayLose reports whether a protocol is one whose users ask again: a busy machine
+// drops a datagram in a million at a full queue.
+func (l *load) mayLose(network string) bool {
+	l.lost.Add(1)
+	return network == "udp"
 }
 
 // unharmed fails the test if a connection was, or had a pod's address.

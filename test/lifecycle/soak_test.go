@@ -50,8 +50,11 @@ func TestSoak(t *testing.T) {
 	s.notGrown()
 	load.end()
 	s.unharmed(load)
+	if lost := load.lost.Load(); lost*1000 > load.opened.Load() {
+		t.Errorf("%d exchanges got no answer", lost)
+	}
 	s.wholePairs()
-	t.Logf("%d connections, %d rounds", load.opened.Load(), s.round)
+	t.Logf("%d connections, %d exchanges without an answer, %d rounds", load.opened.Load(), load.lost.Load(), s.round)
 }
 
 type soak struct {
