@@ -158,8 +158,8 @@ func TestInstructionCeilings(t *testing.T) {
 	ceilings := map[string]uint32{
 		MasqProgMasqEgress:    33000,
 		MasqProgMasqIngress:   12000,
-		MasqProgSweepV4:       122500,
-		MasqProgSweepV6:       73500,
+		MasqProgSweepV4:       1700,
+		MasqProgSweepV6:       1700,
 		MasqProgProbeCtinfo:   50,
 		MasqProgProbeCtLookup: 50,
 	}

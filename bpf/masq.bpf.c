@@ -26,6 +26,7 @@ const volatile struct {
 	enum flow_state flow_state;
 	enum uplink_flag uplink_flag;
 	enum port_class_id port_class_id;
+	enum sweep_mode sweep_mode;
 	struct sweep_request sweep_request;
 	struct event event;
 } contract;

@@ -190,13 +190,13 @@ struct mapping_v6 {
 struct reverse_v4 {
 	__be32 addr;
 	__be16 port;
-	__u16 pad;
+	__u16 suspect; /* a sweep found no mapping for it */
 };
 
 struct reverse_v6 {
 	__be32 addr[4];
 	__be16 port;
-	__u16 pad;
+	__u16 suspect;
 };
 
 /* A connection that was opened from outside. */
@@ -333,13 +333,22 @@ struct event {
 	__u32 ifindex;
 };
 
+/* What a sweep ends of that which it is asked about. */
+enum sweep_mode {
+	SWEEP_EXPIRED, /* flows past their time */
+	SWEEP_ALL, /* flows, whatever they are */
+	SWEEP_UNASSURED, /* flows that nobody would miss: see assured() */
+	SWEEP_ORPHANS, /* outside tuples without a flow */
+};
+
 /*
- * What the sweep programs are run on: a request, then the tuples of up to
- * LIMIT_SWEEP flows. The first 14 bytes stand where an Ethernet header would.
+ * What the sweep programs are run on: a request, then up to LIMIT_SWEEP tuples,
+ * of flows or, for SWEEP_ORPHANS, of their replies. The first 14 bytes stand
+ * where an Ethernet header would.
  */
 struct sweep_request {
 	__u8 ethernet[14];
-	__u16 all; /* whether or not they are past their time */
+	__u16 mode; /* enum sweep_mode */
 	__u32 count;
 };
 

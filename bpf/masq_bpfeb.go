@@ -225,17 +225,17 @@ type MasqPortPool struct {
 }
 
 type MasqReverseV4 struct {
-	_    structs.HostLayout
-	Addr uint32
-	Port uint16
-	Pad  uint16
+	_       structs.HostLayout
+	Addr    uint32
+	Port    uint16
+	Suspect uint16
 }
 
 type MasqReverseV6 struct {
-	_    structs.HostLayout
-	Addr [4]uint32
-	Port uint16
-	Pad  uint16
+	_       structs.HostLayout
+	Addr    [4]uint32
+	Port    uint16
+	Suspect uint16
 }
 
 type MasqScratch struct {
@@ -303,10 +303,19 @@ type MasqScratch struct {
 	Told   [21]uint64
 }
 
+type MasqSweepMode uint32
+
+const (
+	MasqSweepModeSWEEP_EXPIRED   MasqSweepMode = 0
+	MasqSweepModeSWEEP_ALL       MasqSweepMode = 1
+	MasqSweepModeSWEEP_UNASSURED MasqSweepMode = 2
+	MasqSweepModeSWEEP_ORPHANS   MasqSweepMode = 3
+)
+
 type MasqSweepRequest struct {
 	_        structs.HostLayout
 	Ethernet [14]uint8
-	All      uint16
+	Mode     uint16
 	Count    uint32
 }
 

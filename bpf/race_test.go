@@ -177,7 +177,7 @@ func TestRaceWithTheSweep(t *testing.T) {
 			if h.v6 {
 				name = MasqProgSweepV6
 			}
-			request, err := binary.Append(nil, binary.NativeEndian, &MasqSweepRequest{All: 1, Count: flows})
+			request, err := binary.Append(nil, binary.NativeEndian, &MasqSweepRequest{Mode: uint16(sweepAll), Count: flows})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -100,7 +100,7 @@ func longestCall(b *testing.B, f *family) (longest time.Duration) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	left := threadTime(b)
-	_, err := f.end(false, func(e *flow) bool {
+	_, err := f.end(bpf.MasqSweepModeSWEEP_EXPIRED, func(e *flow) bool {
 		longest = max(longest, threadTime(b)-left)
 		left = threadTime(b)
 		return e.lastSeen == longAgo

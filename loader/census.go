@@ -132,7 +132,7 @@ func (c crowd) pressure(highPorts uint32) float64 {
 	switch c.proto {
 	case unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6:
 		ports = 1 << 16 // identifiers
-	case unix.IPPROTO_TCP, unix.IPPROTO_UDP:
+	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_UDPLITE, unix.IPPROTO_DCCP:
 	default:
 		ports = 0
 	}

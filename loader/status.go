@@ -131,6 +131,10 @@ func protoName(proto uint8) string {
 		return "tcp"
 	case unix.IPPROTO_UDP:
 		return "udp"
+	case unix.IPPROTO_UDPLITE:
+		return "udplite"
+	case unix.IPPROTO_DCCP:
+		return "dccp"
 	case unix.IPPROTO_SCTP:
 		return "sctp"
 	case unix.IPPROTO_ICMP:

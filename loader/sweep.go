@@ -26,6 +26,8 @@ const (
 	pressureInterval = time.Second
 	// pressure is how full a table is when sweeps come sooner.
 	pressure = 0.9
+	// orphanInterval is how often outside tuples without a flow are looked for.
+	orphanInterval = time.Minute
 	// sweepGrace is what a flow is given beyond its timeout before a sweep
 	// calls it a candidate: last_seen is a second old at most, and sweeps wait
 	// a second longer than lookups.
@@ -41,6 +43,7 @@ type sweeper struct {
 	log      *slog.Logger
 	stop     func()
 	wanted   chan struct{}
+	searched time.Time // when orphans were looked for
 
 	mu    sync.Mutex
 	took  time.Duration
@@ -128,27 +131,24 @@ func (s *sweeper) sweep() (full float64, err error) {
 	}
 	var found census
 	crowds, swept := make(crowdCounter), 0
+	orphans := begin.Sub(s.searched) >= orphanInterval
 	for _, f := range s.families {
-		number := f.number()
-		if found.opened[number], err = s.counters.opened(number); err != nil {
+		if found.opened[f.number()], err = s.counters.opened(f.number()); err != nil {
 			return 0, fmt.Errorf("%s: %w", f, err)
 		}
-		now, flows := monotonic(), 0
-		ended, err := f.end(false, func(e *flow) bool {
-			flows++
-			idle := int64(now) - int64(e.lastSeen)
-			if idle >= int64(timeouts[e.state]+sweepGrace) {
-				return true
-			}
-			crowds.add(e.remote(f.is6))
-			return false
-		})
+		flows, ended, err := f.sweepFlows(timeouts, crowds)
+		if err == nil && orphans {
+			err = s.sweepOrphans(f)
+		}
 		if err != nil {
 			return 0, fmt.Errorf("%s: %w", f, err)
 		}
 		full = max(full, float64(flows)/float64(f.flows.MaxEntries()))
-		found.flows[number] = flows - ended
+		found.flows[f.number()] = flows - ended
 		swept += ended
+	}
+	if orphans {
+		s.searched = begin
 	}
 	found.crowds = crowds.biggest()
 	s.mu.Lock()
@@ -156,6 +156,37 @@ func (s *sweeper) sweep() (full float64, err error) {
 	s.took, s.last = time.Since(begin), &found
 	s.swept += uint64(swept)
 	return full, nil
+}
+
+// sweepFlows ends the flows of a family that are past their time and, where the
+// table is nearly full, those that nobody would miss. It says how many flows
+// there were, and counts those that stay by their remotes.
+func (f *family) sweepFlows(timeouts []time.Duration, crowds crowdCounter) (flows, ended int, err error) {
+	var candidates unassured
+	now := monotonic()
+	ended, err = f.end(bpf.MasqSweepModeSWEEP_EXPIRED, func(e *flow) bool {
+		flows++
+		if int64(now)-int64(e.lastSeen) >= int64(timeouts[e.state]+sweepGrace) {
+			return true
+		}
+		candidates.add(e, now)
+		crowds.add(e.remote(f.is6))
+		return false
+	})
+	if err != nil {
+		return flows, ended, err
+	}
+	early, err := f.makeRoom(flows-ended, &candidates)
+	return flows, ended + early, err
+}
+
+// sweepOrphans gives back outside tuples that have no flow.
+func (s *sweeper) sweepOrphans(f *family) error {
+	n, err := f.endOrphans()
+	if n > 0 {
+		s.log.Warn("gave back outside tuples that had no flow", "family", f.String(), "tuples", n)
+	}
+	return err
 }
 
 func readTimeouts(m *ebpf.Map) ([]time.Duration, error) {
@@ -170,11 +201,11 @@ func readTimeouts(m *ebpf.Map) ([]time.Duration, error) {
 	return timeouts, nil
 }
 
-// end ends the flows that choose picks: those of them that are past their time
-// still, or all. The datapath itself does it, entry by entry under the flow's
-// lock, so that no flow dies that a packet has just used.
-func (f *family) end(all bool, choose func(*flow) bool) (ended int, err error) {
-	request := newSweepRequest(all)
+// end ends the flows that choose picks, those of them that mode still fits. The
+// datapath itself does it, entry by entry under the flow's lock, so that no flow
+// dies that a packet has just used.
+func (f *family) end(mode bpf.MasqSweepMode, choose func(*flow) bool) (ended int, err error) {
+	request := newSweepRequest(mode)
 	var runErr error
 	run := func() {
 		if runErr == nil && request.head.Count > 0 {
@@ -205,11 +236,8 @@ type sweepRequest struct {
 	data []byte // room for the head, then tuples
 }
 
-func newSweepRequest(all bool) *sweepRequest {
-	r := &sweepRequest{}
-	if all {
-		r.head.All = 1
-	}
+func newSweepRequest(mode bpf.MasqSweepMode) *sweepRequest {
+	r := &sweepRequest{head: bpf.MasqSweepRequest{Mode: uint16(mode)}}
 	r.data = make([]byte, binary.Size(r.head), binary.Size(r.head)+int(bpf.MasqLimitLIMIT_SWEEP)*binary.Size(bpf.MasqTupleV6{}))
 	return r
 }
@@ -285,7 +313,7 @@ func (d *Datapath) endStrandedFlows(network *route.Snapshot) error {
 	}
 	ended := 0
 	for _, f := range d.families {
-		n, err := f.end(true, func(e *flow) bool {
+		n, err := f.end(bpf.MasqSweepModeSWEEP_ALL, func(e *flow) bool {
 			return !usable[outside{e.ifindex, e.natAddr(f.is6)}]
 		})
 		if err != nil {

@@ -22,14 +22,14 @@ func TestSweepRequestHasTheLayoutOfTheStructs(t *testing.T) {
 		},
 	}
 	for is6, key := range map[bool]any{false: e.key4, true: e.key6} {
-		r := newSweepRequest(true)
+		r := newSweepRequest(bpf.MasqSweepModeSWEEP_ALL)
 		r.add(&e, is6)
 		r.add(&e, is6)
 		if _, err := binary.Encode(r.data, binary.NativeEndian, &r.head); err != nil {
 			t.Fatal(err)
 		}
 		var want []byte
-		for _, part := range []any{bpf.MasqSweepRequest{All: 1, Count: 2}, key, key} {
+		for _, part := range []any{bpf.MasqSweepRequest{Mode: uint16(bpf.MasqSweepModeSWEEP_ALL), Count: 2}, key, key} {
 			var err error
 			if want, err = binary.Append(want, binary.NativeEndian, part); err != nil {
 				t.Fatal(err)
