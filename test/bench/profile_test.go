@@ -82,11 +82,11 @@ func (c *contender) ways() []way {
 	const egress, ingress = ebpf.AttachTCXEgress, ebpf.AttachTCXIngress
 	return []way{
 		{"masq_ingress, to the node itself", ingress, toNode, someFlows},
-		{"masq_egress, of the node itself", egress, fromNode, someFlows},
+		{report.RunOwn, egress, fromNode, someFlows},
 		{"masq_ingress, from an exempt range", ingress, fromExempt, someFlows},
-		{"masq_egress, to an exempt range", egress, toExempt, someFlows},
+		{report.RunExempt, egress, toExempt, someFlows},
 		{"masq_egress, of a new flow", egress, fromPod, allFlows},
-		{"masq_egress, of an old flow", egress, fromPod, someFlows},
+		{report.RunEstablished, egress, fromPod, someFlows},
 		{"masq_ingress, reply to an old flow", ingress, toPod, someFlows},
 	}
 }

@@ -54,6 +54,7 @@ func (r Results) Markdown(about Circumstances, images string) string {
 		write       func(*strings.Builder)
 	}{
 		{"Targets", "", r.writeTargets},
+		{"What a packet costs", "", r.writeBudget},
 		{"Packets", "packets", r.writePackets},
 		{"New flows", "flows", r.writeFlows},
 		{"TCP", "tcp", r.writeTCP},

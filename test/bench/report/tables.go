@@ -67,6 +67,38 @@ func (r Results) writeTargets(s *strings.Builder) {
 	}
 }
 
+// The ways of packets through the egress program that the packet figures take.
+const (
+	RunEstablished = "masq_egress, of an old flow"
+	RunExempt      = "masq_egress, to an exempt range"
+	RunOwn         = "masq_egress, of the node itself"
+)
+
+// writeBudget explains the ratios to plain routing: what a packet costs more,
+// how much of it is the program, and how much it may be.
+func (r Results) writeBudget(s *strings.Builder) {
+	fmt.Fprintf(s, "What a packet takes of a processor, in ns, at %d CIDRs: with plain routing, with ebpf, and the difference. Beside it a run of the program alone (measured without conntrack), and the "+
+		"difference at which the target above would be met. The figures contain what it takes to make a packet, carry it over two links and count it.\n\n", CIDRs)
+	head(s, "", "plain routing", "ebpf", "difference", "run of the program", "target")
+	for _, f := range []struct {
+		figure Figure
+		run    string
+		bound  float64
+	}{{Established, RunEstablished, establishedBound}, {Exempt, RunExempt, exemptBound}, {Own, RunOwn, exemptBound}} {
+		for _, conntrack := range []bool{false, true} {
+			plain, ok := r.Median(Key{f.figure, Plain, conntrack, CIDRs})
+			ebpf, alsoOK := r.Median(Key{f.figure, EBPF, conntrack, CIDRs})
+			if !ok || !alsoOK {
+				continue
+			}
+			plain, ebpf = 1e9/plain, 1e9/ebpf
+			what, _, _ := strings.Cut(string(f.figure), ",")
+			row(s, what+", "+with(conntrack), number(plain), number(ebpf), number(ebpf-plain),
+				r.value(Key{Run, f.run, false, 0}), "≤ "+number(plain/f.bound-plain))
+		}
+	}
+}
+
 func (r Results) writePackets(s *strings.Builder) {
 	fmt.Fprintf(s, "UDP packets of 46 bytes through the node, per second of one processor, at %d CIDRs, and the ratio to plain routing on the same node.\n\n", CIDRs)
 	figures := []Figure{Established, Exempt, Own}
