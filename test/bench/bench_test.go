@@ -21,6 +21,7 @@ import (
 var (
 	full  = flag.Bool("full", false, "measure everything for a quarter of an hour, instead of only checking that it works")
 	quick = flag.Bool("quick", false, "the same in a minute or two: the numbers are worth nothing")
+	times = flag.Int("rounds", 7, "rounds of -full")
 	docs  = flag.String("docs", "", "`directory` whose performance.md and img get the report; none: nobody does")
 )
 
@@ -43,7 +44,7 @@ func scaleOf() scale {
 	sizes, flowSizes := []int{4, 100, 10_000, report.CIDRs}, []int{262_144, 1_000_000}
 	switch {
 	case *full:
-		return scale{7, time.Second / 10, 100_000, profiledPackets, time.Second / 3, 3 * time.Minute, everyone, sizes, flowSizes}
+		return scale{*times, time.Second / 10, 100_000, profiledPackets, time.Second / 3, 3 * time.Minute, everyone, sizes, flowSizes}
 	case *quick:
 		return scale{2, time.Second / 50, 20_000, 20_000, time.Second / 20, time.Minute, everyone, sizes, flowSizes}
 	}
