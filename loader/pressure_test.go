@@ -20,7 +20,7 @@ func TestUnassuredFlowsMakeRoom(t *testing.T) {
 	server := n.serve("tcp", n.Remote.V4)
 	open := []*lab.Conn{n.dial("tcp", server), n.dial("tcp", server)}
 	questions := n.serve("udp", n.Remote.V4)
-	ended := func() uint64 { _, swept := n.d.sweeper.work(); return swept }
+	ended := func() uint64 { _, _, early := n.d.sweeper.work(); return early }
 	for ended() == 0 && len(n.translations()) < opts.NATTableSize {
 		n.dial("udp", questions)
 	}

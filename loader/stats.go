@@ -17,7 +17,7 @@ import (
 // Stats reads the datapath's counters. It does not look at flows.
 func (d *Datapath) Stats() (api.Stats, error) {
 	stats := api.Stats{Drops: make(map[string]uint64)}
-	stats.LastSweep, stats.Swept = d.sweeper.work()
+	stats.LastSweep, stats.Swept, stats.Early = d.sweeper.work()
 	d.mu.Lock()
 	stats.Repairs = d.repairs
 	d.mu.Unlock()

@@ -48,6 +48,7 @@ type sweeper struct {
 	mu    sync.Mutex
 	took  time.Duration
 	swept uint64  // flows ended by all sweeps
+	early uint64  // of these, flows that made room
 	last  *census // nil: no sweep succeeded yet
 }
 
@@ -114,11 +115,12 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// work is how long the last sweep took, and how many flows all of them ended.
-func (s *sweeper) work() (took time.Duration, swept uint64) {
+// work is how long the last sweep took, and how many flows all of them ended,
+// and how many of these before their time.
+func (s *sweeper) work() (took time.Duration, swept, early uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.took, s.swept
+	return s.took, s.swept, s.early
 }
 
 // sweep ends the flows that are past their time, and says how full the fullest
@@ -130,13 +132,13 @@ func (s *sweeper) sweep() (full float64, err error) {
 		return 0, err
 	}
 	var found census
-	crowds, swept := make(crowdCounter), 0
+	crowds, swept, early := make(crowdCounter), 0, 0
 	orphans := begin.Sub(s.searched) >= orphanInterval
 	for _, f := range s.families {
 		if found.opened[f.number()], err = s.counters.opened(f.number()); err != nil {
 			return 0, fmt.Errorf("%s: %w", f, err)
 		}
-		flows, ended, err := f.sweepFlows(timeouts, crowds)
+		flows, ended, room, err := f.sweepFlows(timeouts, crowds)
 		if err == nil && orphans {
 			err = s.sweepOrphans(f)
 		}
@@ -144,8 +146,8 @@ func (s *sweeper) sweep() (full float64, err error) {
 			return 0, fmt.Errorf("%s: %w", f, err)
 		}
 		full = max(full, float64(flows)/float64(f.flows.MaxEntries()))
-		found.flows[f.number()] = flows - ended
-		swept += ended
+		found.flows[f.number()] = flows - ended - room
+		swept, early = swept+ended+room, early+room
 	}
 	if orphans {
 		s.searched = begin
@@ -155,13 +157,15 @@ func (s *sweeper) sweep() (full float64, err error) {
 	defer s.mu.Unlock()
 	s.took, s.last = time.Since(begin), &found
 	s.swept += uint64(swept)
+	s.early += uint64(early)
 	return full, nil
 }
 
 // sweepFlows ends the flows of a family that are past their time and, where the
 // table is nearly full, those that nobody would miss. It says how many flows
-// there were, and counts those that stay by their remotes.
-func (f *family) sweepFlows(timeouts []time.Duration, crowds crowdCounter) (flows, ended int, err error) {
+// there were, how many were past their time and how many made room, and counts
+// those that stay by their remotes.
+func (f *family) sweepFlows(timeouts []time.Duration, crowds crowdCounter) (flows, ended, room int, err error) {
 	var candidates unassured
 	now := monotonic()
 	ended, err = f.end(bpf.MasqSweepModeSWEEP_EXPIRED, func(e *flow) bool {
@@ -174,10 +178,10 @@ func (f *family) sweepFlows(timeouts []time.Duration, crowds crowdCounter) (flow
 		return false
 	})
 	if err != nil {
-		return flows, ended, err
+		return flows, ended, 0, err
 	}
-	early, err := f.makeRoom(flows-ended, &candidates)
-	return flows, ended + early, err
+	room, err = f.makeRoom(flows-ended, &candidates)
+	return flows, ended, room, err
 }
 
 // sweepOrphans gives back outside tuples that have no flow.

@@ -22,7 +22,7 @@ type collector struct {
 	drops, packets, bytes                          *prometheus.Desc
 	entries, capacity, translations                *prometheus.Desc
 	pressure, destinationPressure, attempts        *prometheus.Desc
-	sweepDuration, swept, repairs                  *prometheus.Desc
+	sweepDuration, swept, early, repairs           *prometheus.Desc
 }
 
 func newCollector(a *Agent) *collector {
@@ -59,7 +59,8 @@ func newCollector(a *Agent) *collector {
 		"Share of the source ports in use towards the five busiest destinations, from 0 to 1; destinations below 0.05 are absent.", "proto", "destination", "source")
 	c.attempts = desc("nat_allocation_attempts", "Ports that were tried for a new translation; +Inf counts those that got none.")
 	c.sweepDuration = desc("nat_last_sweep_duration_seconds", "Time that the last sweep of the eBPF datapath's table took.")
-	c.swept = desc("nat_swept_total", "Translations that were past their time and were taken out of the eBPF datapath's table.")
+	c.swept = desc("nat_swept_total", "Translations that were taken out of the eBPF datapath's table, past their time or to make room.")
+	c.early = desc("nat_early_ended_total", "Translations without a real connection that ended before their time, because the table was nearly full.")
 	return c
 }
 
@@ -147,6 +148,7 @@ func (c *collector) collectStats(r report) error {
 	c.collectPressure(r, stats.Busiest)
 	r.counter(c.repairs, stats.Repairs)
 	r.counter(c.swept, stats.Swept)
+	r.counter(c.early, stats.Early)
 	r.gauge(c.sweepDuration, stats.LastSweep.Seconds())
 	r.ch <- attemptHistogram(c.attempts, stats.Attempts)
 	return nil

@@ -89,6 +89,7 @@ func TestMetricsSayWhatIs(t *testing.T) {
 			Attempts:  []uint64{7, 0, 2, 1},
 			LastSweep: 1500 * time.Millisecond,
 			Swept:     15,
+			Early:     16,
 		}
 		b.start()
 		time.Sleep(30 * time.Second) // between two resyncs

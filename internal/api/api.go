@@ -148,6 +148,7 @@ type Stats struct {
 
 	LastSweep time.Duration // that the last sweep of the tables took
 	Swept     uint64        // flows that sweeps ended
+	Early     uint64        // of these, flows ended before their time to make room
 }
 
 // PacketCount is how many packets met one fate.
