@@ -108,3 +108,41 @@ func (n *node) files() []string {
 	n.t.Helper()
 	return strings.Fields(n.run("find", pinPath, "-not", "-type", "d", "-printf", "%P\n"))
 }
+
+// A clean-up that is killed in the middle is finished by the next one.
+func TestCleanupIsKilled(t *testing.T) {
+	lab.AgentBinary(t) // built outside of any namespace
+	for _, datapath := range []string{"iptables", "ebpf"} {
+		t.Run(datapath, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, lab.Options{})
+			clean := n.footprint()
+			trace := func(step func(string) bool) {
+				t.Helper()
+				n.once(datapath, "--enable-ipv6")
+				if err := runTraced(n.Node, []string{lab.AgentBinary(t), "cleanup"}, step); err != nil {
+					t.Fatal(err)
+				}
+			}
+			var steps []string
+			trace(func(what string) bool {
+				steps = append(steps, what)
+				return true
+			})
+			for _, c := range chosen(steps) {
+				left := c.nth
+				trace(func(what string) bool {
+					if what == c.what {
+						left--
+					}
+					return left > 0
+				})
+				n.cleanup()
+				if diff := cmp.Diff(clean, n.footprint()); diff != "" {
+					t.Errorf("after a kill before %s (-before +after):\n%s", c, diff)
+				}
+			}
+			t.Logf("%d changes: %s", len(steps), summary(steps))
+		})
+	}
+}
