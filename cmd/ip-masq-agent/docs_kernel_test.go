@@ -231,6 +231,7 @@ var differing = []struct{ pattern, name string }{
 	{`features="[^"]*"`, "features=F"},
 	{`conntrack state of packets: \w+, conntrack lookup: \w+`, "F"},
 	{`\b(connections|high|sport|dport|id|use)=\d+`, "$1=N"},
+	{`(?m)^icmp +1 \d+ `, "icmp 1 N "},
 	{`, id \d+, seq \d+`, ", id N, seq N"},
 	{`"(sport|nat_port|idle_seconds|expires_seconds)":\d+`, `"$1":N`},
 	{`"(sport|dport|port|nat_port|created|last_seen|seen|other_seen|count|ifindex|val)": \d+`, `"$1": N`},
