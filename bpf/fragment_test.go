@@ -4,6 +4,7 @@ package bpf
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -90,6 +91,69 @@ func TestFragmentsInOrder(t *testing.T) {
 			return steps
 		}})
 	runTable(t, rows)
+}
+
+// Trap 21: what is left for the last fragment may be less than two ports.
+func TestLastFragmentsOfFewOctets(t *testing.T) {
+	d := borrow(t, config{})
+	for _, h := range families {
+		for kind, p := range map[string]packet{
+			"UDP": udp(h.pod, 40000, h.remote, 53), "TCP": tcp(h.pod, 40000, h.remote, 80, "A"),
+			"echo": h.ping(h.pod, h.remote, 40000), "UDP-Lite": summed(h.pod, h.remote, protoUDPLite),
+		} {
+			for last := 1; last <= 8; last++ {
+				t.Run(fmt.Sprintf("%v/%s/%d", h, kind, last), func(t *testing.T) {
+					d.forget(t, config{})
+					p := p.withBody(slices.Concat(p.body, large(200)))
+					p = p.withBody(p.body[:len(p.body)-(len(p.transport())-last)%64])
+					in, out := pieces(p, 100, 64), pieces(p.from(h.node, 40000), 100, 64)
+					if got := len(p.transport()) - in[len(in)-1].fragment.offset; got != last {
+						t.Fatalf("%d octets in the last fragment", got)
+					}
+					for i := range in {
+						verdict := translated
+						if i == 0 {
+							verdict = opened
+						}
+						d.take(fmt.Sprintf("fragment %d", i), leaves(in[i], verdict, out[i]))
+					}
+					in, out = pieces(p.from(h.node, 40000).reply(), 101, 64), pieces(p.reply(), 101, 64)
+					for i := range in {
+						d.take(fmt.Sprintf("fragment %d of the answer", i), arrives(in[i], translated, out[i]))
+					}
+				})
+			}
+		}
+	}
+}
+
+// However many packets come in parts, memory is bounded, and who sends whole
+// ones is not touched.
+func TestFloodOfFragments(t *testing.T) {
+	d := borrow(t, config{})
+	for _, h := range families {
+		t.Run(h.String(), func(t *testing.T) {
+			d.forget(t, config{})
+			p := udp(h.pod, 40000, h.remote, 53).withBody(large(200))
+			outside := d.open(p)
+			capacity := int(d.FragmentsV4.MaxEntries())
+			for id := range uint32(4 * capacity) {
+				first := p.reply()
+				first.sport = 1 // of no flow
+				if got := d.run(ingress, first.withFrag(fragment{id: id, length: 64}).frame()); got.verdict == translated {
+					t.Fatalf("fragment %d was translated", id)
+				}
+			}
+			entries := 0
+			each(d, d.FragmentsV4, func(*MasqFragmentKeyV4, *MasqFragment) { entries++ })
+			each(d, d.FragmentsV6, func(*MasqFragmentKeyV6, *MasqFragment) { entries++ })
+			if entries == 0 || entries > capacity {
+				t.Errorf("%d packets are remembered, capacity %d", entries, capacity)
+			}
+			d.take("whole packet", leaves(p, translated, outside))
+			d.take("whole answer", arrives(outside.reply(), translated, p.reply()))
+		})
+	}
 }
 
 func TestFragmentsOfTwoPodsAreToldApart(t *testing.T) {
