@@ -53,31 +53,36 @@ func benchmarkDatapath(b *testing.B, l *lab.Lab, size int) *Datapath {
 }
 
 // BenchmarkSweep sweeps tables that are empty, full of live flows, and full of
-// flows that are past their time. cpu-s is the time of all processors, call-ms
-// the longest time of one system call.
+// flows that are past their time; and full of live flows when tuples without a
+// flow are looked for, too. cpu-s is the time of all processors, call-ms the
+// longest time of one system call.
 func BenchmarkSweep(b *testing.B) {
 	for kind, lastSeen := range map[string]func() uint64{
-		"empty": nil,
-		"live":  monotonic,
-		"ended": func() uint64 { return longAgo },
+		"empty":   nil,
+		"live":    monotonic,
+		"ended":   func() uint64 { return longAgo },
+		"orphans": monotonic,
 	} {
 		for _, size := range []int{4096, 262_144, 1_000_000} {
 			for n, family := range []string{"IPv4", "IPv6"} {
 				b.Run(fmt.Sprintf("%s/%d/%s", kind, size, family), func(b *testing.B) {
 					d := benchmarkDatapath(b, lab.New(b, lab.Options{Pods: -1, RoutedPods: -1}), size)
-					benchmarkSweep(b, d, d.families[n], lastSeen)
+					benchmarkSweep(b, d, d.families[n], lastSeen, kind == "orphans")
 				})
 			}
 		}
 	}
 }
 
-func benchmarkSweep(b *testing.B, d *Datapath, f *family, lastSeen func() uint64) {
-	s := &sweeper{families: []*family{f}, timeouts: d.maps.Timeouts, counters: d.sweeper.counters}
+func benchmarkSweep(b *testing.B, d *Datapath, f *family, lastSeen func() uint64, orphans bool) {
+	s := &sweeper{families: []*family{f}, timeouts: d.maps.Timeouts, counters: d.sweeper.counters, log: d.log}
 	var used, longest time.Duration
 	for b.Loop() {
 		b.StopTimer()
 		refill(b, f, lastSeen)
+		if s.searched = time.Now(); orphans {
+			s.searched = time.Time{}
+		}
 		before := processorTime(b)
 		b.StartTimer()
 		if _, err := s.sweep(); err != nil {

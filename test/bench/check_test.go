@@ -87,7 +87,7 @@ func (b *bench) wanted() []report.Key {
 		for _, kind := range []string{"metrics", "status", "list"} {
 			keys = append(keys, report.Key{Figure: report.Ask, Subject: askSubject(kind), At: size})
 		}
-		for _, kind := range []string{"empty", "live", "ended"} {
+		for _, kind := range []string{"empty", "live", "ended", "orphans"} {
 			for _, f := range []report.Figure{report.SweepCPU, report.SweepStretch} {
 				keys = append(keys, report.Key{Figure: f, Subject: sweepSubject(kind), At: size})
 			}

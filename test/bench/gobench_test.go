@@ -16,7 +16,7 @@ import (
 // goBenchmarks runs benchmarks of the agent's packages, whose names end with a
 // size, some times over and adds what they say.
 func goBenchmarks(ctx context.Context, results report.Results, sizes string, times int) error {
-	cmd := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-bench", "^Benchmark(Sync|Sweep|Ask)$/^(nft|ebpf|empty|live|ended|metrics|status|list)$/^("+sizes+")$/^(idle|IPv4)$",
+	cmd := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-bench", "^Benchmark(Sync|Sweep|Ask)$/^(nft|ebpf|empty|live|ended|orphans|metrics|status|list)$/^("+sizes+")$/^(idle|IPv4)$",
 		"-benchmem", "-benchtime", "1x", "-count", strconv.Itoa(times), "./loader", "./iptables")
 	cmd.Dir = "../.."
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -71,7 +71,10 @@ func addBenchmark(results report.Results, kind string, size int, value float64, 
 
 // sweepSubject is what a table holds.
 func sweepSubject(kind string) string {
-	return map[string]string{"empty": "an empty table", "live": "live flows", "ended": "flows past their time"}[kind]
+	return map[string]string{
+		"empty": "an empty table", "live": "live flows", "ended": "flows past their time",
+		"orphans": "live flows, once a minute",
+	}[kind]
 }
 
 // askSubject is what is asked.
