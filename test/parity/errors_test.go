@@ -3,6 +3,7 @@
 package parity
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net/netip"
@@ -25,6 +26,7 @@ func icmpErrors() []row {
 		{name: "refusal of a closed TCP port", scenario: refusedTCP},
 		{name: "refusal of a closed UDP port", scenario: refusedUDP},
 		{name: "path MTU reaches the pod", scenario: pathMTU},
+		{name: "path MTU towards the pod reaches the remote", scenario: podMTU},
 		{name: "hop limit ends at the node", scenario: expired(1, remote)},
 		{name: "hop limit ends at the router", scenario: expired(2, remote)},
 		{name: "hop limit ends on the way to an exempt range", scenario: expired(2, inside)},
@@ -84,6 +86,34 @@ func pathMTU(b *bench, is6 bool) {
 		}
 	}
 	b.Errorf("the pod does not know the path MTU: %s", route)
+}
+
+// podMTU: the node's way to the pod takes less than the remote sends. The node
+// says so, about the flow as the remote knows it, and the data arrives.
+func podMTU(b *bench, is6 bool) {
+	pod := b.lab.RoutedPods[0]
+	route := []string{"route", "replace", pod.Addr(is6).String(), "dev", pod.Host.Name}
+	forget := []string{"route", "flush", "cache"}
+	if is6 {
+		route, forget = append([]string{"-6"}, route...), append([]string{"-6"}, forget...)
+	}
+	run := func(at host, args ...string) {
+		b.Helper()
+		if out, err := b.namespace(at).Run(context.WithoutCancel(b.Context()), "ip", args...); err != nil {
+			b.Fatalf("%v: %s", err, out)
+		}
+	}
+	run(hostNode, append(route, "mtu", "1300")...)
+	defer func() {
+		run(hostNode, route...)
+		run(outside, forget...)
+	}()
+	wire := lab.NewCapture(b, b.lab.Wires[0])
+	transferWith(b, is6, routedA)
+	news := wire.Await(b, "news of the MTU", func(p *lab.Packet) bool { return !p.Outgoing && p.Inner != nil })
+	if want := b.lab.Addresses.Node.Addr(is6); news.Src != want || news.Inner.Dst != want {
+		b.Errorf("the remote is told by %s", &news)
+	}
 }
 
 // expired sends a datagram that dies on its way, and waits for the news.

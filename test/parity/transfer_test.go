@@ -20,9 +20,13 @@ const (
 	transferTimeout = 60 * time.Second
 )
 
-// transfer moves much data through one connection, first from the pod to the
+// transfer moves much data through one connection of the first pod.
+func transfer(b *bench, is6 bool) { transferWith(b, is6, podA) }
+
+// transferWith moves much data through one connection, first from the pod to the
 // remote and then back.
-func transfer(b *bench, is6 bool) {
+func transferWith(b *bench, is6 bool, pod host) {
+	b.Helper()
 	at := netip.AddrPortFrom(b.lab.Remote.Addr(is6), transferPort)
 	listener, err := b.namespace(outside).Listen(b.Context(), tcp, at)
 	if err != nil {
@@ -31,7 +35,7 @@ func transfer(b *bench, is6 bool) {
 	defer listener.Close()
 	served := make(chan error, 1)
 	go func() { served <- serveTransfer(listener) }()
-	conn, err := b.namespace(podA).DialContext(b.Context(), tcp, netip.AddrPort{}, at.String())
+	conn, err := b.namespace(pod).DialContext(b.Context(), tcp, netip.AddrPort{}, at.String())
 	if err != nil {
 		b.Fatal(err)
 	}
