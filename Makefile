@@ -68,7 +68,8 @@ lint: $(GOLANGCI) ## run the linters and format checks
 	cd test/kubernetes && $(GOLANGCI) run ./...
 	$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
 	shellcheck test/setup test/demo/run test/kernels/run test/kernels/fetch .ci/run \
-		release/image release/rootfs release/assemble release/build release/image-file test/kubernetes/base-images
+		release/image release/rootfs release/assemble release/build release/image-file \
+		test/kubernetes/base-images test/kubernetes/build-kubernetes test/kubernetes/cluster test/kubernetes/run
 
 $(GOLANGCI):
 	mkdir -p $(@D)

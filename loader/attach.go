@@ -316,7 +316,11 @@ func detachTCX(pin string) error {
 		return nil
 	}
 	if err != nil {
-		return os.Remove(pin) // no link, or none that we may open
+		// No link, or none that we may open: without rights it need not even exist.
+		if err := os.Remove(pin); !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		return nil
 	}
 	if err := pinned.Detach(); err != nil && !errors.Is(err, ebpf.ErrNotSupported) && !errors.Is(err, unix.ENOLINK) {
 		return errors.Join(err, pinned.Close())

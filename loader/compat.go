@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 
 	"github.com/cilium/ebpf"
 )
@@ -26,6 +27,10 @@ func (e *PinError) Error() string {
 // openPin opens a pinned map, which has to be as spec says but for its size. nil:
 // nothing is pinned there.
 func openPin(spec *ebpf.MapSpec, path string) (*ebpf.Map, error) {
+	// The kernel asks for rights before it looks, and the iptables datapath has none.
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
 	m, err := ebpf.LoadPinnedMap(path, nil)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

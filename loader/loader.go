@@ -76,7 +76,7 @@ type Datapath struct {
 func New(opts Options) (*Datapath, error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, &UnsupportedError{Missing: []string{
-			fmt.Sprintf("locked memory limit: %v; kernels before 5.11 need CAP_SYS_RESOURCE", err),
+			fmt.Sprintf("locked memory limit: %v; the container needs the capability BPF, and before kernel 5.11 SYS_RESOURCE", err),
 		}}
 	}
 	if missing := checkKernel(); len(missing) > 0 {

@@ -15,7 +15,7 @@ import (
 const rightsPod = `
 apiVersion: v1
 kind: Pod
-metadata: {name: %s}
+metadata: {name: %[1]s}
 spec:
   restartPolicy: Never
   securityContext: {seccompProfile: {type: RuntimeDefault}}
@@ -30,12 +30,12 @@ spec:
     - name: agent
       image: registry.example.com/ip-masq-agent:latest
       imagePullPolicy: IfNotPresent
-      args: [--once, --metrics-bind-address=0, --datapath=%s]
+      args: [--once, --metrics-bind-address=0, --pin-path=/sys/fs/bpf/%[1]s, --datapath=%[2]s]
       securityContext:
         allowPrivilegeEscalation: false
         readOnlyRootFilesystem: true
-        capabilities: {drop: [ALL], add: [%s]}
-      volumeMounts: [{name: run, mountPath: /run}%s]
+        capabilities: {drop: [ALL], add: [%[3]s]}
+      volumeMounts: [{name: run, mountPath: /run}%[4]s]
   volumes: [{name: run, emptyDir: {}}, {name: bpf, hostPath: {path: /sys/fs/bpf, type: Directory}}]
 `
 
@@ -53,9 +53,9 @@ func capabilities(t *testing.T, c cluster) {
 		{"iptables", "NET_ADMIN", iptables, "Failed", "ermission denied"},
 		{"iptables", "NET_RAW", iptables, "Failed", "ermission denied"},
 		{"ebpf", "", ebpf, "Succeeded", "conntrack state of packets: yes"},
-		{"ebpf", "BPF", ebpf, "Failed", "needs the capabilities BPF"},
+		{"ebpf", "BPF", ebpf, "Failed", "needs the capability BPF"},
 		{"ebpf", "NET_ADMIN", ebpf, "Failed", "not permitted"},
-		{"ebpf", "PERFMON", ebpf, "Succeeded", "conntrack state of packets: no"},
+		{"ebpf", "PERFMON", ebpf, "Failed", "load programs"},
 		{"ebpf", "NET_RAW", ebpf, "Failed", "ermission denied"},
 	} {
 		t.Run(test.datapath+" without "+cmp.Or(test.without, "none"), func(t *testing.T) {

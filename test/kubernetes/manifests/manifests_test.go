@@ -241,3 +241,22 @@ func golden(t *testing.T, name string, got []byte) {
 		t.Errorf("%s (-want +got, -update writes it):\n%s", path, diff)
 	}
 }
+
+// TestREADMENamesWhatIsThere holds the README's commands and the files together.
+func TestREADMENamesWhatIsThere(t *testing.T) {
+	root := filepath.Dir(deploy)
+	words := strings.FieldsFunc(string(readFile(t, root, "README.md")), func(r rune) bool { return strings.ContainsRune(" \n`()[],;=", r) })
+	count := 0
+	for _, word := range words {
+		if !strings.HasPrefix(word, "deploy/") {
+			continue
+		}
+		count++
+		if _, err := os.Stat(filepath.Join(root, strings.TrimRight(word, ".:"))); err != nil {
+			t.Errorf("README: %v", err)
+		}
+	}
+	if count < 5 {
+		t.Errorf("the README names %d files of deploy", count)
+	}
+}
