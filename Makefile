@@ -20,7 +20,7 @@ export CGO_ENABLED ?= 0
 
 .PHONY: help
 help: ## show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## write bin/ip-masq-agent; needs Go and nothing else
@@ -90,6 +90,14 @@ demo: ## show both datapaths at work in throw-away namespaces (root; sets itself
 .PHONY: kernels
 kernels: ## load, attach and translate on Debian's kernels in qemu (root; sets itself up)
 	test/kernels/run
+
+.PHONY: e2e
+e2e: ## run the image on two nodes of real Kubernetes (root; sets itself up)
+	test/kubernetes/run
+
+.PHONY: e2e-short
+e2e-short: ## the same on one node
+	test/kubernetes/run 1
 
 .PHONY: bench bench-quick
 bench: BENCH := -full
