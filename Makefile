@@ -53,6 +53,7 @@ test-all: ## the same and what takes longer
 	test/setup test
 	LONG_TESTS=1 go test -count=1 -timeout 60m ./...
 	go -C test/bench test -count=1 -timeout 10m ./...
+	go -C test/kubernetes test -count=1 -timeout 5m ./manifests
 	$(MAKE) kernels
 
 .PHONY: soak
@@ -67,7 +68,7 @@ lint: $(GOLANGCI) ## run the linters and format checks
 	cd test/bench && $(GOLANGCI) run ./...
 	cd test/kubernetes && $(GOLANGCI) run ./...
 	$(CLANG_FORMAT) --dry-run -Werror $(C_FILES)
-	shellcheck test/setup test/demo/run test/kernels/run test/kernels/fetch .ci/run \
+	shellcheck test/setup test/common.sh test/demo/run test/kernels/run test/kernels/fetch .ci/run \
 		release/image release/rootfs release/assemble release/build release/image-file \
 		test/kubernetes/base-images test/kubernetes/build-kubernetes test/kubernetes/cluster test/kubernetes/run
 

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -74,7 +73,7 @@ func TestWhatRunsOutIsTold(t *testing.T) {
 			t.Parallel()
 			opts := testOptions4(t)
 			tt.adjust(&opts)
-			var lines lockedBuffer
+			var lines lab.Log
 			opts.Log = slog.New(slog.NewTextHandler(&lines, nil))
 			n := newNode(t, lab.Options{}, opts)
 			pod, server := n.Pods[0], netip.AddrPortFrom(n.Remote.V4, 53)
@@ -91,22 +90,4 @@ func TestWhatRunsOutIsTold(t *testing.T) {
 			}
 		})
 	}
-}
-
-// lockedBuffer is a log that is read while it is written.
-type lockedBuffer struct {
-	mu     sync.Mutex
-	buffer bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buffer.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buffer.String()
 }

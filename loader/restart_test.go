@@ -69,12 +69,12 @@ func (n *node) filters() string {
 }
 
 // No connection fails and none loses its address while agents come and go. Where
-// the size of the table changes, those may that are opened in the instant in which
+// the size of the table changes, the one may that is opened in the instant in which
 // the programs do.
 func TestRestartUnderLoad(t *testing.T) {
 	for name, tt := range map[string]struct {
 		sizes    []int
-		mayBreak int // connections of a hundred
+		mayBreak int // one a change, since one is opened at a time
 	}{
 		"same size":   {[]int{4096, 4096}, 0},
 		"other sizes": {[]int{8192, 4096}, 2},
@@ -92,7 +92,7 @@ func TestRestartUnderLoad(t *testing.T) {
 				n.goesOn(held)
 			}
 			opened, broken := load()
-			if len(broken)*100 > opened*tt.mayBreak {
+			if len(broken) > tt.mayBreak {
 				t.Errorf("%d of %d connections broke: %v", len(broken), opened, broken)
 			}
 			t.Logf("%d connections, %d broke", opened, len(broken))

@@ -55,7 +55,7 @@ func TestConfigChangeIsInForceAtOnceAndOneLine(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bench) {
 		b.put(`nonMasqueradeCIDRs: [10.0.0.0/8]`)
 		b.start()
-		b.log.take()
+		b.log.Take()
 		b.rewrite(`nonMasqueradeCIDRs: [10.0.0.0/8, 198.51.100.0/24]`, `resyncInterval: 10s`)
 		b.wantKeeps("10.0.0.0/8 198.51.100.0/24")
 		b.wantLog(`level=INFO msg="config changed" source=FILE non_masquerade_cidrs_added=198.51.100.0/24 resync_interval=10s`)
@@ -75,7 +75,7 @@ func TestBadConfigKeepsTheLastGoodOneEnforcedAndHealed(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bench) {
 		b.put(`nonMasqueradeCIDRs: [203.0.113.0/24]`)
 		b.start()
-		b.log.take()
+		b.log.Take()
 		const line = `level=ERROR msg="config refused" path=FILE enforced="last good config" error="FILE:1: `
 
 		b.rewrite(`nonMasqueradeCIDRs: [10.0.0.1/8]`)
@@ -107,7 +107,7 @@ func TestHalfWrittenConfigIsNotTaken(t *testing.T) {
 	bubble(t, func(_ *testing.T, b *bench) {
 		b.put(`nonMasqueradeCIDRs: [203.0.113.0/24]`)
 		b.start()
-		b.log.take()
+		b.log.Take()
 		time.Sleep(time.Second)
 		b.put()
 		b.network.changed <- struct{}{}
@@ -135,7 +135,7 @@ func TestWarningsAreLoggedOnceUntilTheyChange(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bench) {
 		b.put(`nonMasqCIDRs: [10.0.0.0/8]`)
 		b.start()
-		count := func() int { return strings.Count(b.log.take(), "config warning") }
+		count := func() int { return strings.Count(b.log.Take(), "config warning") }
 		if got := count(); got != 1 {
 			t.Errorf("got %d warnings at start, want 1", got)
 		}
@@ -162,7 +162,7 @@ func TestFailedSyncIsRetriedAndLoggedOnceUntilItChanges(t *testing.T) {
 			return nil
 		}
 		b.start()
-		b.log.take()
+		b.log.Take()
 		if ok, _ := b.ready(); ok {
 			t.Error("ready before the first successful sync")
 		}
@@ -327,7 +327,7 @@ func TestEndingIsNoFailure(t *testing.T) {
 					b.datapath.sync = func(ctx context.Context, _ int) error { return untilEnd(ctx) }
 				}
 				stop := b.start()
-				b.log.take()
+				b.log.Take()
 				if err := stop(); err != nil {
 					t.Error(err)
 				}

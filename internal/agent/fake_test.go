@@ -3,7 +3,6 @@
 package agent
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -18,6 +17,7 @@ import (
 
 	"ip-masq-agent/internal/api"
 	"ip-masq-agent/internal/config"
+	"ip-masq-agent/internal/lab"
 	"ip-masq-agent/internal/prefix"
 	"ip-masq-agent/internal/route"
 )
@@ -122,28 +122,7 @@ func (n *fakeNetwork) Path(dst, _ netip.Addr) (route.Path, error) {
 	return route.Path{}, errors.New("network is unreachable")
 }
 
-// lockedBuffer is a log that is read while it is written.
-type lockedBuffer struct {
-	mu     sync.Mutex
-	buffer bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buffer.Write(p)
-}
-
-// take gives what was logged since the last take, without times.
-func (b *lockedBuffer) take() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	text := b.buffer.String()
-	b.buffer.Reset()
-	return text
-}
-
-func testLogger(b *lockedBuffer) *slog.Logger {
+func testLogger(b *lab.Log) *slog.Logger {
 	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{
 		ReplaceAttr: func(_ []string, attr slog.Attr) slog.Attr {
 			if attr.Key == slog.TimeKey {
@@ -160,7 +139,7 @@ type bench struct {
 	t         *testing.T
 	datapath  *fakeDatapath
 	network   *fakeNetwork
-	log       *lockedBuffer
+	log       *lab.Log
 	file      string
 	rewritten chan struct{}
 }
@@ -171,7 +150,7 @@ func newBench(t *testing.T, adjust ...func(*Options)) *bench {
 		t:         t,
 		datapath:  newFakeDatapath(),
 		network:   newFakeNetwork(),
-		log:       &lockedBuffer{},
+		log:       &lab.Log{},
 		file:      filepath.Join(t.TempDir(), "ip-masq-agent"),
 		rewritten: make(chan struct{}),
 	}
@@ -253,7 +232,7 @@ func (b *bench) wantLog(lines ...string) {
 	if len(lines) > 0 {
 		want = strings.Join(lines, "\n") + "\n"
 	}
-	got := strings.ReplaceAll(b.log.take(), b.file, "FILE")
+	got := strings.ReplaceAll(b.log.Take(), b.file, "FILE")
 	if got != want {
 		b.t.Errorf("logged\n%swant\n%s", got, want)
 	}

@@ -3,7 +3,6 @@
 package httpserver
 
 import (
-	"bytes"
 	"context"
 	"io"
 	"log/slog"
@@ -11,31 +10,14 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"time"
+
+	"ip-masq-agent/internal/lab"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 )
-
-// lockedBuffer is a log that is read while it is written.
-type lockedBuffer struct {
-	mu     sync.Mutex
-	buffer bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buffer.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buffer.String()
-}
 
 func testOptions(t *testing.T, log io.Writer) Options {
 	t.Helper()
@@ -171,7 +153,7 @@ func getWhenUp(url string) (string, error) {
 
 func TestPortInUseIsOneLineAndARetry(t *testing.T) {
 	taken, address := freePort(t)
-	var log lockedBuffer
+	var log lab.Log
 	o := testOptions(t, &log)
 	o.Address = address
 	ctx, cancel := context.WithCancel(t.Context())

@@ -73,7 +73,7 @@ func buildAgent() (*os.File, error) {
 type Agent struct {
 	ns      *Namespace
 	cmd     *Cmd
-	logs    lockedBuffer
+	logs    Log
 	metrics string
 	exited  chan struct{}
 	err     error // valid once exited is closed
@@ -216,22 +216,4 @@ func RunAgent(tb testing.TB, ns *Namespace, args ...string) Output {
 		tb.Fatal(err)
 	}
 	return Output{Stdout: stdout.String(), Stderr: stderr.String(), Code: cmd.ProcessState.ExitCode()}
-}
-
-// lockedBuffer is a bytes.Buffer for two goroutines.
-type lockedBuffer struct {
-	mu     sync.Mutex
-	buffer bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buffer.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buffer.String()
 }

@@ -3,31 +3,13 @@
 #
 # What run and fetch share.
 
-set -euo pipefail
-shopt -s nullglob
-
-export PATH=$PATH:/usr/sbin:/sbin
+me=kernels
 here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
 cache=${KERNELS_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/ip-masq-agent/kernels}
-readonly here cache
+readonly me here cache
 
-say() { echo "kernels: $*" >&2; }
-die() { say "$*"; exit 1; }
-
-# install_missing PROGRAM=PACKAGE... installs the packages whose program the
-# machine lacks.
-install_missing() {
-	local pair missing=()
-	for pair in "$@"; do
-		command -v "${pair%=*}" >/dev/null || missing+=("${pair#*=}")
-	done
-	((${#missing[@]})) || return 0
-	((EUID == 0)) || die "please install (or run as root): ${missing[*]}"
-	say "installing ${missing[*]}"
-	export DEBIAN_FRONTEND=noninteractive
-	apt-get -qq update >/dev/null
-	apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null </dev/null
-}
+# shellcheck source=../common.sh
+. "$here/../common.sh"
 
 # pack DIR prints DIR as an initramfs, uncompressed, because a guest boots
 # faster from that.
