@@ -16,9 +16,6 @@ import (
 	"ip-masq-agent/internal/lab"
 )
 
-// gone is the outcome of what neither left the node nor came to a pod.
-const gone = "gone"
-
 // quiet has a host answer nothing: answers are the generator's to give. What
 // finds neighbours goes on.
 const quiet = `table inet quiet {
@@ -40,18 +37,28 @@ type twin struct {
 	sockets  [2]int // of the node, by family
 	ends     int
 
-	out   map[int]*lab.Packet // on the wire, by number
-	sees  map[int][]string    // outcomes, by number
-	flows map[string]netip.AddrPort
-	owner map[string]string
+	opinion opinion         // netfilter's, of the last burst; the eBPF datapath's lab has none
+	judge   bool            // ask for it
+	sees    map[int][]sight // by number
+	outer   map[*conversation]netip.AddrPort
+	holder  map[string]*conversation
+	left    map[*conversation]*lab.Packet // last forward packet on the wire
+	arrived map[*conversation]*lab.Packet // last answer in the pod
 }
 
 func newTwin(t *testing.T, datapath string) *twin {
 	t.Helper()
 	l := lab.New(t, lab.Options{Conntrack: true, NoOffloads: true, RoutedPods: -1})
-	w := &twin{
-		T: t, lab: l, out: make(map[int]*lab.Packet), sees: make(map[int][]string),
-		flows: make(map[string]netip.AddrPort), owner: make(map[string]string),
+	w := &twin{T: t, lab: l, sees: make(map[int][]sight), judge: datapath == iptables}
+	w.forget()
+	// Nothing expires while packets are compared.
+	for _, timeout := range []string{
+		"udp_timeout", "icmp_timeout", "icmpv6_timeout", "gre_timeout", "sctp_timeout_cookie_wait", "tcp_timeout_close", "tcp_timeout_last_ack",
+		"tcp_timeout_syn_recv", "tcp_timeout_close_wait", "tcp_timeout_time_wait", "tcp_timeout_fin_wait", "tcp_timeout_syn_sent",
+	} {
+		if err := l.Node.Sysctl("net/netfilter/nf_conntrack_"+timeout, "1000"); err != nil {
+			t.Fatal(err)
+		}
 	}
 	// What is in front of conntrack's confirmation leaves no trace on the node.
 	for ns, hook := range map[*lab.Namespace]string{
@@ -63,12 +70,6 @@ func newTwin(t *testing.T, datapath string) *twin {
 	}
 	for _, link := range []*lab.Link{l.Pods[0].Link, l.Pods[1].Link, l.Wires[0]} {
 		w.captures = append(w.captures, lab.NewCapture(t, link))
-		sender, err := link.NewSender()
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = sender.Close() })
-		w.senders = append(w.senders, sender)
 	}
 	w.taken = make([]int, len(w.captures))
 	startSubject(t, l, variant{subject: datapath, conntrack: true}, usualSettings())
@@ -77,9 +78,23 @@ func newTwin(t *testing.T, datapath string) *twin {
 	return w
 }
 
-// open opens the node's sockets for whole packets, which pass netfilter.
+// open opens what packets are sent by, and what gives netfilter's opinion.
 func (w *twin) open() {
 	w.Helper()
+	for _, link := range []*lab.Link{w.lab.Pods[0].Link, w.lab.Pods[1].Link, w.lab.Wires[0]} {
+		sender, err := link.NewSender()
+		if err != nil {
+			w.Fatal(err)
+		}
+		w.Cleanup(func() { _ = sender.Close() })
+		w.senders = append(w.senders, sender)
+	}
+	if w.judge {
+		if err := w.lab.Node.NFT(opinionRules); err != nil {
+			w.Fatal(err)
+		}
+	}
+	// The node's own packets pass netfilter.
 	if err := w.lab.Node.Do(func() (err error) {
 		for i, family := range []int{unix.AF_INET, unix.AF_INET6} {
 			if w.sockets[i], err = unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW); err != nil {
@@ -93,16 +108,41 @@ func (w *twin) open() {
 	}
 }
 
+// forget begins an epoch, with other ports.
+func (w *twin) forget() {
+	w.outer, w.holder = make(map[*conversation]netip.AddrPort), make(map[string]*conversation)
+	w.left, w.arrived = make(map[*conversation]*lab.Packet), make(map[*conversation]*lab.Packet)
+}
+
 // play sends a burst and waits until all of it has passed. On one CPU packets
 // cannot overtake each other.
 func (w *twin) play(packets []*sent) {
 	w.Helper()
-	if packets[0].number%epoch == 0 { // older flows expire, and their ports are free again
-		clear(w.flows)
-		clear(w.owner)
+	if packets[0].number%epoch == 0 {
+		w.forget()
 	}
+	unpin := w.pin()
+	defer unpin()
+	for _, s := range packets {
+		for _, packet := range w.pieces(s) {
+			if err := w.send(s.from, packet); err != nil {
+				w.Fatalf("%s: %v", s, err)
+			}
+		}
+	}
+	w.sync()
+	if w.judge {
+		w.opinion = w.askOpinion()
+	}
+	for i := range w.captures {
+		w.collect(i, packets)
+	}
+}
+
+// pin keeps the calling goroutine on one CPU.
+func (w *twin) pin() (unpin func()) {
+	w.Helper()
 	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	var before, one unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &before); err != nil {
 		w.Fatal(err)
@@ -115,22 +155,35 @@ func (w *twin) play(packets []*sent) {
 	if err := unix.SchedSetaffinity(0, &one); err != nil {
 		w.Fatal(err)
 	}
-	defer func() { _ = unix.SchedSetaffinity(0, &before) }()
-	for _, s := range packets {
-		raw, err := s.bytes(w)
-		if err != nil {
-			w.Fatal(err)
-		}
-		for _, packet := range raw {
-			if err := w.send(s.from, packet); err != nil {
-				w.Fatalf("%s: %v", s, err)
-			}
-		}
+	return func() {
+		_ = unix.SchedSetaffinity(0, &before)
+		runtime.UnlockOSThread()
 	}
-	w.sync()
-	for i := range w.captures {
-		w.collect(i, packets)
+}
+
+// pieces are the packet as it is sent in this lab.
+func (w *twin) pieces(s *sent) [][]byte {
+	w.Helper()
+	source, to, payload := s.source, s.to, bytes.Repeat(s.mark(), 8)
+	if s.from == sendOutside && (s.kind == kindAnswer || s.kind == kindError) {
+		to = w.outer[s.of]
 	}
+	switch s.kind {
+	case kindError:
+		payload = quote(w.left[s.of], s.mark())
+	case kindPodError:
+		payload = quote(w.arrived[s.of], s.mark())
+	}
+	packet := s.build(source, to, payload)
+	stamp(packet, s.number)
+	if !s.pieces {
+		return [][]byte{packet}
+	}
+	fragments, err := lab.Fragment(packet, uint32(uint16(s.number)), len(packet)-20)
+	if err != nil {
+		w.Fatalf("%s: %v", s, err)
+	}
+	return fragments
 }
 
 func (w *twin) send(from int, packet []byte) error {
@@ -193,59 +246,7 @@ func (w *twin) collect(capture int, burst []*sent) {
 		if err != nil || number < burst[0].number || number > burst[len(burst)-1].number {
 			continue
 		}
-		text := w.describe(capture, p, burst[number-burst[0].number])
-		if before := w.sees[number]; len(before) == 0 || before[len(before)-1] != text {
-			w.sees[number] = append(before, text)
-		}
+		w.sees[number] = append(w.sees[number], sight{capture, p})
 	}
 	w.taken[capture] = len(all)
-}
-
-// describe tells where a packet is, in terms that both labs share.
-func (w *twin) describe(capture int, p *lab.Packet, s *sent) string {
-	if capture < 2 {
-		text := fmt.Sprintf("pod %d gets %s > %s", capture, p.Source(), p.Destination())
-		if p.Inner != nil {
-			text += fmt.Sprintf(" quoting %s > %s", p.Inner.Source(), p.Inner.Destination())
-		}
-		return text
-	}
-	if p.FragmentAt != 0 { // has no port
-		return fmt.Sprintf("leaves from %s to %s", p.Src, p.Dst)
-	}
-	w.out[s.number] = p
-	text := fmt.Sprintf("leaves from %s to %s", p.Src, p.Dst)
-	translated := p.Src != s.source.Addr() || s.from == sendNode
-	if !translated && p.Source().Port() != 0 && p.Source() != s.source && s.proto != "icmp-other" {
-		text += fmt.Sprintf(" with port %d", p.Source().Port())
-	}
-	if translated && (s.proto == "tcp" || s.proto == "udp" || s.proto == "icmp") {
-		text += w.account(s, p)
-	}
-	return text
-}
-
-// account says what is wrong with the port of a flow: it must stay, and be
-// that flow's alone.
-func (w *twin) account(s *sent, p *lab.Packet) string {
-	to := s.to
-	if s.proto == "icmp" {
-		to = netip.AddrPortFrom(to.Addr(), 0)
-	}
-	flow, tuple := fmt.Sprint(s.proto, s.source, to), fmt.Sprint(s.proto, p.Source(), to)
-	if was, ok := w.flows[flow]; ok && was != p.Source() {
-		return fmt.Sprintf(", port moved from %s to %s", was, p.Source())
-	}
-	if owner, ok := w.owner[tuple]; ok && owner != flow {
-		return fmt.Sprintf(", port of %s is that of %s", p.Source(), owner)
-	}
-	w.flows[flow], w.owner[tuple] = p.Source(), flow
-	return ""
-}
-
-func (w *twin) outcome(s *sent) string {
-	if len(w.sees[s.number]) == 0 {
-		return gone
-	}
-	return fmt.Sprint(w.sees[s.number])
 }
