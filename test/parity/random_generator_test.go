@@ -234,7 +234,7 @@ func (g *generator) fresh() *sent {
 	}
 	c := &conversation{proto: g.proto(), from: from, near: near, far: far}
 	switch c.proto {
-	case "tcp", "udp", "sctp", "udplite":
+	case "tcp", "udp", "sctp":
 	case "icmp":
 		c.far = netip.AddrPortFrom(far.Addr(), 0)
 	default:

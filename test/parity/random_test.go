@@ -82,7 +82,7 @@ func (r *comparison) compare(s *sent) {
 		r.outcomes[string(s.kind)+" "+strings.SplitN(a, " ", 2)[0]]++
 		return
 	}
-	if reason := listed(s, netfilter, a, b); reason != "" {
+	if reason := r.listed(s, a, b); reason != "" {
 		r.excused++
 		r.outcomes[reason]++
 		return
@@ -103,25 +103,27 @@ func (r *comparison) report(count int) {
 
 // listed names the deviation of docs/parity.md for which one packet may have
 // two outcomes, and asks for the evidence. Everything else is a fault.
-func listed(s *sent, inIPTables *twin, a, b string) string {
+func (r *comparison) listed(s *sent, a, b string) string {
 	if s.of.proto == "tcp" {
-		return listedTCP(s, inIPTables, a, b)
+		return r.listedTCP(s, a, b)
 	}
 	switch {
 	case s.of.proto == "sctp" && s.kind == kindForward && s.from != sendOutside && b == gone:
 		return "SCTP keeps its port"
-	case s.meets && inIPTables.fresh(s) && a == gone:
+	case s.meets && r.twins[0].fresh(s) && a == gone:
 		return "without ports, one conversation between two addresses"
 	}
 	return ""
 }
 
-func listedTCP(s *sent, inIPTables *twin, a, b string) string {
+func (r *comparison) listedTCP(s *sent, a, b string) string {
+	inIPTables := r.twins[0]
+	ended := inIPTables.hasEnded(s) || r.twins[1].hasEnded(s)
 	bareSYN := s.flags&(lab.SYN|lab.ACK|lab.RST|lab.FIN) == lab.SYN
 	switch {
 	case inIPTables.invalid(s) && (s.known && invalidOutcome(s, a) || b == asHeld):
 		return "TCP is followed as far as timeouts need it"
-	case inIPTables.fresh(s) && inIPTables.hasEnded(s) && s.from >= sendNode:
+	case inIPTables.fresh(s) && ended && s.from >= sendNode:
 		return "a closed connection keeps its tuple"
 	case (s.kind == kindError || s.kind == kindPodError) && inIPTables.invalid(s) && s.of.ended && a == gone:
 		return "a closed connection keeps its tuple"
@@ -134,5 +136,6 @@ func listedTCP(s *sent, inIPTables *twin, a, b string) string {
 // invalidOutcome is what netfilter does with what it calls INVALID: the rule of
 // --invalid drops it, and the node's own passes as it is.
 func invalidOutcome(s *sent, outcome string) bool {
-	return outcome == gone || s.from == sendNode && strings.HasPrefix(outcome, fmt.Sprintf("leaves from %s to", s.source.Addr()))
+	return outcome == gone || s.from == sendNode &&
+		(strings.HasPrefix(outcome, fmt.Sprintf("leaves from %s to", s.source.Addr())) || strings.HasPrefix(outcome, fmt.Sprintf("leaves from %s to", s.source)))
 }
