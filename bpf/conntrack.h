@@ -4,45 +4,11 @@
 
 /* What the kernel's conntrack knows, and what we note where it cannot tell. */
 
+#include "kernel.h"
 #include "maps.h"
 #include "nat.h"
 #include "parse.h"
 #include "policy.h"
-
-/*
- * The parts of kernel types that are read; CO-RE finds where they are. The
- * names are the kernel's.
- */
-struct net_device {
-	const unsigned char *dev_addr;
-} __attribute__((preserve_access_index));
-
-struct sk_buff {
-	unsigned long _nfct;
-	struct net_device *dev;
-} __attribute__((preserve_access_index));
-
-struct nf_conn {
-	unsigned long status;
-} __attribute__((preserve_access_index));
-
-struct bpf_ct_opts {
-	__s32 netns_id;
-	__s32 error;
-	__u8 l4proto;
-	__u8 dir;
-	__u8 reserved[2];
-};
-
-/* 6.2 and up. */
-extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak;
-/* 5.18 and up, with nf_conntrack loaded. */
-extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *skb,
-					 struct bpf_sock_tuple *tuple,
-					 __u32 tuple_size,
-					 struct bpf_ct_opts *opts,
-					 __u32 opts_size) __ksym __weak;
-extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
 
 /* The low bits of _nfct: enum ip_conntrack_info. The rest is the entry. */
 #define CTINFO_MASK 7UL

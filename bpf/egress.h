@@ -14,20 +14,24 @@
 #include "stats.h"
 #include "talker.h"
 
-/* Gives the packet what its flow has: the node's own may have it already. */
-static __always_inline enum verdict
-translate_source(struct __sk_buff *skb, const struct packet *pkt,
-		 const enum family family, const union address *addr,
-		 __be16 port, enum verdict verdict)
+/*
+ * Gives the packet scratch.addr and port, those of its flow: the node's own may
+ * have them already.
+ */
+static __always_inline enum verdict translate_source(struct __sk_buff *skb,
+						     const struct scratch *s,
+						     const enum family family,
+						     enum verdict verdict)
 {
+	const struct packet *pkt = &s->packet;
 	union address src;
 
 	source(pkt, family, &src);
-	if (same_address(&src, addr, family) &&
-	    port == port_of(&pkt->tuple, family, SIDE_SOURCE))
+	if (same_address(&src, &s->addr, family) &&
+	    s->port == port_of(&pkt->tuple, family, SIDE_SOURCE))
 		return verdict == VERDICT_OPENED ? VERDICT_NODE_OPENED :
 						   VERDICT_KEEP_NODE;
-	if (rewrite(skb, pkt, family, SIDE_SOURCE, addr, port))
+	if (rewrite(skb, family, SIDE_SOURCE))
 		return VERDICT_DROP_UNSUPPORTED;
 	return verdict;
 }
@@ -38,14 +42,13 @@ translate_source(struct __sk_buff *skb, const struct packet *pkt,
  * would be wrong there (nf_nat_oif_changed()).
  */
 static __always_inline enum verdict existing_flow(struct __sk_buff *skb,
-						  const struct packet *pkt,
+						  struct scratch *s,
 						  const enum family family,
 						  __u64 now)
 {
-	union address addr;
+	const struct packet *pkt = &s->packet;
 	struct flow *flow;
 	__u64 last_seen;
-	__be16 port;
 
 	if (!(pkt->flags & PACKET_PORTS) || pkt->flags & PACKET_REPLY)
 		return VERDICT_UNDECIDED;
@@ -61,12 +64,11 @@ static __always_inline enum verdict existing_flow(struct __sk_buff *skb,
 		end_flow(flow, LAST_SEEN_ANY, &pkt->tuple, family);
 		return VERDICT_UNDECIDED;
 	}
-	nat_address(flow, family, &addr);
-	port = flow->nat_port;
+	nat_address(flow, family, &s->addr);
+	s->port = flow->nat_port;
 	if (refresh(flow, pkt, now, DIRECTION_EGRESS))
-		note_talker(pkt, &addr, family, now);
-	return translate_source(skb, pkt, family, &addr, port,
-				VERDICT_TRANSLATED);
+		note_talker(pkt, &s->addr, family, now);
+	return translate_source(skb, s, family, VERDICT_TRANSLATED);
 }
 
 /*
@@ -173,7 +175,7 @@ static __always_inline enum verdict unknown_flow(struct __sk_buff *skb,
 		return verdict;
 	}
 	note_talker(pkt, &s->addr, family, now);
-	return translate_source(skb, pkt, family, &s->addr, s->port, verdict);
+	return translate_source(skb, s, family, verdict);
 }
 
 /* Global functions: the verifier looks at each once, not once a call. */

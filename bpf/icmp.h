@@ -7,6 +7,7 @@
  * translated back with them (RFC 5508 section 4).
  */
 
+#include "checksum.h"
 #include "nat.h"
 #include "parse.h"
 #include "rewrite.h"
@@ -38,18 +39,6 @@ static __always_inline bool parse_quote(struct __sk_buff *skb,
 		quote->flags |= PACKET_PORTS;
 	}
 	return quote->flags & PACKET_PORTS;
-}
-
-/* A checksum with a difference from bpf_csum_diff() in it (RFC 1624). */
-static __always_inline __sum16 adjust(__sum16 check, __u32 diff)
-{
-	__u64 sum = (__u16)~check + (__u64)diff;
-
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return ~(__u16)sum;
 }
 
 static __always_inline __u32 port_difference(__be16 old, __be16 port)

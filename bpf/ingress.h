@@ -25,17 +25,16 @@ __noinline int error_arrives_v6(struct __sk_buff *skb)
 
 /* Gives a fragment whose ports are not known yet to the one it can be for. */
 static __always_inline enum verdict early_fragment(struct __sk_buff *skb,
-						   const struct packet *pkt,
+						   struct scratch *s,
 						   const enum family family,
 						   __u64 now)
 {
 	enum verdict verdict;
-	union address addr;
 
-	verdict = only_talker(pkt, family, now, &addr);
+	verdict = only_talker(&s->packet, family, now, &s->addr);
 	if (verdict != VERDICT_TRANSLATED)
 		return verdict;
-	if (rewrite(skb, pkt, family, SIDE_DESTINATION, &addr, 0))
+	if (rewrite(skb, family, SIDE_DESTINATION))
 		return VERDICT_DROP_UNSUPPORTED;
 	return verdict;
 }
@@ -49,26 +48,25 @@ static __always_inline enum verdict reply_of_flow(struct __sk_buff *skb,
 	const struct packet *pkt = &s->packet;
 	struct flow *flow;
 	union address dst;
-	__be16 port;
 
 	if (pkt->flags & PACKET_QUERY)
 		return VERDICT_UNDECIDED;
 	if (!(pkt->flags & PACKET_PORTS))
 		return pkt->flags & PACKET_LATER ?
-			       early_fragment(skb, pkt, family, now) :
+			       early_fragment(skb, s, family, now) :
 			       VERDICT_UNDECIDED;
 	flow = flow_of_reply(&pkt->tuple, &s->origin, family, now);
 	if (!flow)
 		return VERDICT_UNDECIDED;
 	refresh(flow, pkt, now, DIRECTION_INGRESS);
 	tuple_source(&s->origin, family, &s->addr);
-	port = port_of(&s->origin, family, SIDE_SOURCE);
+	s->port = port_of(&s->origin, family, SIDE_SOURCE);
 	destination(pkt, family, &dst);
 	/* The node's own: see has_sockets(). */
 	if (same_address(&dst, &s->addr, family) &&
-	    port == port_of(&pkt->tuple, family, SIDE_DESTINATION))
+	    s->port == port_of(&pkt->tuple, family, SIDE_DESTINATION))
 		return VERDICT_NO_FLOW;
-	if (rewrite(skb, pkt, family, SIDE_DESTINATION, &s->addr, port))
+	if (rewrite(skb, family, SIDE_DESTINATION))
 		return VERDICT_DROP_UNSUPPORTED;
 	return VERDICT_TRANSLATED;
 }

@@ -156,8 +156,8 @@ func TestSizesInGo(t *testing.T) {
 // will not load on an old kernel one day, and should be seen before.
 func TestInstructionCeilings(t *testing.T) {
 	ceilings := map[string]uint32{
-		MasqProgMasqEgress:    33000,
-		MasqProgMasqIngress:   12000,
+		MasqProgMasqEgress:    37500,
+		MasqProgMasqIngress:   16500,
 		MasqProgSweepV4:       1700,
 		MasqProgSweepV6:       1700,
 		MasqProgProbeCtinfo:   50,

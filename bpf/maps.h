@@ -17,7 +17,7 @@ const volatile __u32 cfg_slot; /* index into uplinks */
 const volatile bool cfg_ipv6;
 const volatile bool cfg_random_fully;
 const volatile bool cfg_drop_invalid;
-const volatile bool cfg_ctinfo; /* the packet's conntrack state is readable */
+const volatile bool cfg_ctinfo; /* struct sk_buff is readable: see kernel.h */
 const volatile bool cfg_ct_lookup; /* conntrack can be asked for a tuple */
 
 /*

@@ -73,7 +73,7 @@ static __always_inline enum verdict egress_verdict(struct __sk_buff *skb,
 		verdict = family == FAMILY_V4 ? error_leaves_v4(skb) :
 						error_leaves_v6(skb);
 	else
-		verdict = existing_flow(skb, pkt, family, now);
+		verdict = existing_flow(skb, s, family, now);
 	if (verdict)
 		return verdict;
 	destination(pkt, family, &dst);
@@ -150,7 +150,7 @@ int sweep_v6(struct __sk_buff *skb)
 SEC("tc")
 int probe_ctinfo(struct __sk_buff *skb)
 {
-	return ctinfo_view(skb);
+	return ctinfo_view(skb) + ip_summed(skb);
 }
 
 SEC("tc")

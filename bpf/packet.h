@@ -8,6 +8,7 @@
 
 #include <linux/bpf.h>
 #include <linux/types.h>
+#include <stddef.h>
 
 #include <bpf/bpf_helpers.h>
 
@@ -180,6 +181,39 @@ static __always_inline __be16 port_of(const union tuple *tuple,
 	if (family == FAMILY_V4)
 		return side == SIDE_SOURCE ? tuple->v4.sport : tuple->v4.dport;
 	return side == SIDE_SOURCE ? tuple->v6.sport : tuple->v6.dport;
+}
+
+/* Farther in than any header that we walk to: the verifier wants a bound. */
+#define HEADER_OFFSET_MAX 0x7fff
+
+/*
+ * Where the bytes at an offset are, if they are in the packet's linear part.
+ * NULL: they are not, and only the helpers reach them.
+ */
+static __always_inline void *linear(const struct __sk_buff *skb, __u32 offset,
+				    const __u32 len)
+{
+	void *data = (void *)(long)skb->data;
+
+	if (offset > HEADER_OFFSET_MAX ||
+	    data + offset + len > (void *)(long)skb->data_end)
+		return NULL;
+	return data + offset;
+}
+
+/*
+ * Copies a header, whose length is a multiple of 4, out of the packet: without
+ * a call where it is in the linear part. Not 0: the packet is shorter.
+ */
+static __always_inline int read_header(const struct __sk_buff *skb,
+				       __u32 offset, void *to, const __u32 len)
+{
+	const void *from = linear(skb, offset, len);
+
+	if (!from)
+		return bpf_skb_load_bytes(skb, offset, to, len);
+	__builtin_memcpy(to, __builtin_assume_aligned(from, 4), len);
+	return 0;
 }
 
 #endif

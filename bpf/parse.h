@@ -20,8 +20,8 @@ static __always_inline enum verdict parse_v4(struct __sk_buff *skb,
 	struct iphdr ip;
 	__u16 fragment;
 
-	if (bpf_skb_load_bytes(skb, pkt->l3, &ip, sizeof(ip)) ||
-	    ip.version != 4 || ip.ihl < 5)
+	if (read_header(skb, pkt->l3, &ip, sizeof(ip)) || ip.version != 4 ||
+	    ip.ihl < 5)
 		return VERDICT_NOT_IP;
 	pkt->l4 = pkt->l3 + ip.ihl * 4;
 	pkt->proto = ip.protocol;
@@ -93,8 +93,7 @@ static __always_inline enum verdict parse_v6(struct __sk_buff *skb,
 	struct ipv6hdr ip;
 	int i;
 
-	if (bpf_skb_load_bytes(skb, pkt->l3, &ip, sizeof(ip)) ||
-	    ip.version != 6)
+	if (read_header(skb, pkt->l3, &ip, sizeof(ip)) || ip.version != 6)
 		return VERDICT_NOT_IP;
 	pkt->l4 = pkt->l3 + sizeof(ip);
 	pkt->proto = ip.nexthdr;

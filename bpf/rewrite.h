@@ -7,26 +7,12 @@
  * fails the packet is dropped: it never leaves half rewritten.
  */
 
+#include <linux/errno.h>
+
+#include "checksum.h"
+#include "kernel.h"
 #include "parse.h"
 #include "policy.h"
-
-/* A UDP checksum of 0 means none: it stays 0, and none becomes 0. */
-static __always_inline bool zero_is_none(__u8 proto)
-{
-	return proto == IPPROTO_UDP || proto == IPPROTO_UDPLITE;
-}
-
-static __always_inline __u64 checksum_flags(__u8 proto)
-{
-	return zero_is_none(proto) ? BPF_F_MARK_MANGLED_0 : 0;
-}
-
-/* Only ICMP over IPv4 has a checksum without addresses in it. */
-static __always_inline bool covers_addresses(__u8 proto,
-					     const enum family family)
-{
-	return family == FAMILY_V6 || proto != IPPROTO_ICMP;
-}
 
 static __always_inline __u32 port_offset(const struct packet *pkt,
 					 const enum family family,
@@ -121,22 +107,134 @@ static __always_inline int rewrite_port(struct __sk_buff *skb,
 				   &port, sizeof(port), 0);
 }
 
-/* Gives one side of the packet another address and port (or identifier). */
-static __always_inline int rewrite(struct __sk_buff *skb,
-				   const struct packet *pkt,
-				   const enum family family,
-				   const enum side side,
-				   const union address *addr, __be16 port)
+/* The transport checksum when addresses and a port change. */
+static __always_inline __sum16 corrected(__sum16 check, __u8 proto,
+					 enum ip_summed summed, __u64 addresses,
+					 __u32 port)
 {
+	if (zero_is_none(proto) && !check)
+		return 0;
+	if (summed == IP_SUMMED_PARTIAL)
+		check = ~adjust(~check, addresses);
+	else
+		check = adjust(check, addresses + port);
+	return zero_is_none(proto) && !check ? 0xffff : check;
+}
+
+/*
+ * Writes the port and the checksum over it and the addresses into the packet.
+ * False: it is not in the linear part, and nothing has changed.
+ */
+static __always_inline bool transport_in_place(struct __sk_buff *skb,
+					       const struct packet *pkt,
+					       const enum family family,
+					       const enum side side,
+					       __be16 port, __u32 addresses)
+{
+	__be16 old_port = port_of(&pkt->tuple, family, side);
+	__u32 offset = checksum_offset(pkt->proto, family);
+	__u32 ports = short_change(old_port, port), covered = 0;
+	enum ip_summed summed = ip_summed(skb);
+	__sum16 *check, old, new;
+	__be16 *at;
+
+	at = linear(skb, pkt->l4 + port_offset(pkt, family, side), sizeof(*at));
+	check = linear(skb, pkt->l4 + offset, sizeof(*check));
+	if (!at || !check)
+		return false;
+	if (covers_addresses(pkt->proto, family))
+		covered = addresses;
+	old = *check;
+	new = corrected(old, pkt->proto, summed, covered, ports);
+	*check = new;
+	if (old_port != port)
+		*at = port;
+	/* IPv4's own checksum makes up for the address. */
+	if (summed == IP_SUMMED_COMPLETE)
+		bpf_csum_update(
+			skb,
+			fold_to_word((family == FAMILY_V4 ? 0ULL : addresses) +
+				     ports + short_change(old, new)));
+	return true;
+}
+
+/*
+ * Rewrites a packet where it is, without a call for each field: if the kernel
+ * lets us see how its checksum stands. False: nothing has changed.
+ */
+static __always_inline bool
+rewrite_in_place(struct __sk_buff *skb, const struct packet *pkt,
+		 const enum family family, const enum side side,
+		 const union address *addr, __be16 port)
+{
+	union address old;
+	struct ipv6hdr *v6;
+	struct iphdr *v4;
+	__u32 change;
+
+	if (!cfg_ctinfo)
+		return false;
+	if (side == SIDE_SOURCE)
+		source(pkt, family, &old);
+	else
+		destination(pkt, family, &old);
+	change = address_change(&old, addr, family);
+	v4 = linear(skb, pkt->l3, sizeof(*v4));
+	v6 = linear(skb, pkt->l3, sizeof(*v6));
+	if (family == FAMILY_V4 ? !v4 : !v6)
+		return false;
+	if (checksum_offset(pkt->proto, family) != CHECKSUM_NONE &&
+	    !(pkt->flags & PACKET_LATER) &&
+	    !transport_in_place(skb, pkt, family, side, port, change))
+		return false;
+	if (family == FAMILY_V6) {
+		__builtin_memcpy(side == SIDE_SOURCE ? &v6->saddr : &v6->daddr,
+				 addr->v6, sizeof(v6->saddr));
+		return true;
+	}
+	v4->check = adjust(v4->check, change);
+	*(side == SIDE_SOURCE ? &v4->saddr : &v4->daddr) = addr->v4;
+	return true;
+}
+
+static __always_inline int
+rewrite_side(struct __sk_buff *skb, const enum family family, enum side side)
+{
+	const struct scratch *s = this_scratch();
+	const struct packet *pkt;
 	int err;
 
+	if (!s)
+		return -EINVAL;
+	pkt = &s->packet;
+	if (rewrite_in_place(skb, pkt, family, side, &s->addr, s->port))
+		return 0;
 	err = rewrite_port(skb, pkt, family, side,
-			   port_of(&pkt->tuple, family, side), port);
+			   port_of(&pkt->tuple, family, side), s->port);
 	if (err)
 		return err;
 	return family == FAMILY_V4 ?
-		       rewrite_address_v4(skb, pkt, side, addr->v4) :
-		       rewrite_address_v6(skb, pkt, side, addr->v6);
+		       rewrite_address_v4(skb, pkt, side, s->addr.v4) :
+		       rewrite_address_v6(skb, pkt, side, s->addr.v6);
+}
+
+/* Global functions: see egress.h. */
+__noinline int rewrite_v4(struct __sk_buff *skb, __u32 side)
+{
+	return rewrite_side(skb, FAMILY_V4, side);
+}
+
+__noinline int rewrite_v6(struct __sk_buff *skb, __u32 side)
+{
+	return rewrite_side(skb, FAMILY_V6, side);
+}
+
+/* Gives one side of the packet scratch.addr and port (or identifier). */
+static __always_inline int
+rewrite(struct __sk_buff *skb, const enum family family, const enum side side)
+{
+	return family == FAMILY_V4 ? rewrite_v4(skb, side) :
+				     rewrite_v6(skb, side);
 }
 
 #endif

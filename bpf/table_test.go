@@ -130,7 +130,8 @@ type row struct {
 	steps  func(h hosts) []step
 }
 
-// runTable runs each row in each family, on a datapath without a past.
+// runTable runs each row in each family, on a datapath without a past: one that
+// rewrites packets in place, and one as on a kernel that does not let it.
 func runTable(t *testing.T, rows []row) {
 	t.Helper()
 	for _, r := range rows {
@@ -139,13 +140,23 @@ func runTable(t *testing.T, rows []row) {
 			of = []hosts{*r.only}
 		}
 		for _, h := range of {
-			t.Run(fmt.Sprintf("%s/%v", r.name, h), func(t *testing.T) {
-				d := borrow(t, r.config)
-				for i, s := range r.steps(h) {
-					d.take(fmt.Sprintf("step %d", i), s)
+			for _, inPlace := range []bool{true, false} {
+				name := fmt.Sprintf("%s/%v", r.name, h)
+				if !inPlace {
+					name += "/by helpers"
 				}
-			})
+				r.config.ctinfo = inPlace
+				t.Run(name, func(t *testing.T) { r.run(t, h) })
+			}
 		}
+	}
+}
+
+func (r row) run(t *testing.T, h hosts) {
+	t.Helper()
+	d := borrow(t, r.config)
+	for i, s := range r.steps(h) {
+		d.take(fmt.Sprintf("step %d", i), s)
 	}
 }
 

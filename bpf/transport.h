@@ -117,7 +117,7 @@ parse_icmp(struct __sk_buff *skb, struct packet *pkt, const enum family family)
 	struct icmp_head icmp;
 	__be16 query;
 
-	if (bpf_skb_load_bytes(skb, pkt->l4, &icmp, sizeof(icmp))) {
+	if (read_header(skb, pkt->l4, &icmp, sizeof(icmp))) {
 		pkt->flags |= PACKET_MALFORMED;
 		return;
 	}
@@ -138,11 +138,10 @@ static __always_inline void parse_tcp(struct __sk_buff *skb, struct packet *pkt,
 				      const enum family family)
 {
 	struct tcphdr tcp;
-	__u8 flags, last;
+	__u8 flags;
 
-	if (bpf_skb_load_bytes(skb, pkt->l4, &tcp, sizeof(tcp)) ||
-	    tcp.doff < 5 ||
-	    bpf_skb_load_bytes(skb, pkt->l4 + tcp.doff * 4 - 1, &last, 1)) {
+	if (read_header(skb, pkt->l4, &tcp, sizeof(tcp)) || tcp.doff < 5 ||
+	    pkt->l4 + tcp.doff * 4 > skb->len) {
 		pkt->flags |= PACKET_MALFORMED;
 		return;
 	}
@@ -179,7 +178,7 @@ static __always_inline void parse_udp(struct __sk_buff *skb, struct packet *pkt,
 {
 	struct udp_head udp;
 
-	if (bpf_skb_load_bytes(skb, pkt->l4, &udp, sizeof(udp)) ||
+	if (read_header(skb, pkt->l4, &udp, sizeof(udp)) ||
 	    !plausible_len(skb, pkt, bpf_ntohs(udp.len))) {
 		pkt->flags |= PACKET_MALFORMED;
 		return;
@@ -194,7 +193,7 @@ static __always_inline void parse_udplite(struct __sk_buff *skb,
 {
 	struct udp_head udp;
 
-	if (bpf_skb_load_bytes(skb, pkt->l4, &udp, sizeof(udp)) || !udp.check ||
+	if (read_header(skb, pkt->l4, &udp, sizeof(udp)) || !udp.check ||
 	    (udp.len && !plausible_len(skb, pkt, bpf_ntohs(udp.len)))) {
 		pkt->flags |= PACKET_MALFORMED;
 		return;
