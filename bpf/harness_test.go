@@ -80,6 +80,7 @@ type datapath struct {
 	coll     *ebpf.Collection
 	counted  map[fate]MasqCounter
 	ifindex  uint32 // of the device that packets cross
+	summed   bool   // packets have a sum over all of them (CHECKSUM_COMPLETE)
 	out      []byte
 }
 

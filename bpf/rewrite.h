@@ -24,6 +24,14 @@ static __always_inline __u32 port_offset(const struct packet *pkt,
 				     offsetof(struct udphdr, dest);
 }
 
+/* Whether the packet has a checksum that has to follow what changes. */
+static __always_inline bool checksummed(const struct packet *pkt,
+					const enum family family)
+{
+	return checksum_offset(pkt->proto, family) != CHECKSUM_NONE &&
+	       !(pkt->flags & PACKET_LATER);
+}
+
 static __always_inline int rewrite_address_v4(struct __sk_buff *skb,
 					      const struct packet *pkt,
 					      const enum side side, __be32 addr)
@@ -35,7 +43,7 @@ static __always_inline int rewrite_address_v4(struct __sk_buff *skb,
 	__u32 check = checksum_offset(pkt->proto, FAMILY_V4);
 	int err;
 
-	if (check != CHECKSUM_NONE && !(pkt->flags & PACKET_LATER) &&
+	if (checksummed(pkt, FAMILY_V4) &&
 	    covers_addresses(pkt->proto, FAMILY_V4)) {
 		err = bpf_l4_csum_replace(skb, pkt->l4 + check, old, addr,
 					  BPF_F_PSEUDO_HDR |
@@ -65,22 +73,21 @@ static __always_inline int rewrite_address_v6(struct __sk_buff *skb,
 	__s64 diff;
 	int err;
 
-	if (check != CHECKSUM_NONE && !(pkt->flags & PACKET_LATER)) {
-		diff = bpf_csum_diff((__be32 *)old, 16, (__be32 *)addr, 16, 0);
+	diff = bpf_csum_diff((__be32 *)old, 16, (__be32 *)addr, 16, 0);
+	if (checksummed(pkt, FAMILY_V6)) {
 		err = bpf_l4_csum_replace(skb, pkt->l4 + check, 0, diff,
 					  BPF_F_PSEUDO_HDR |
 						  checksum_flags(pkt->proto));
 		if (err)
 			return err;
-		/*
-		 * The address and the checksum field change by the same amount
-		 * and IPv6 has no header checksum, so a sum over the whole
-		 * packet (CHECKSUM_COMPLETE) stays. The helper corrects it all
-		 * the same; this takes that back, and does nothing to packets
-		 * without such a sum.
-		 */
-		bpf_csum_update(skb, diff);
 	}
+	/*
+	 * A sum over the whole packet (CHECKSUM_COMPLETE) changes with the
+	 * address: IPv6 has no header checksum that would make up for it. Where
+	 * a transport checksum does, the helper has corrected the sum for it,
+	 * and this takes that back. It does nothing to packets without a sum.
+	 */
+	bpf_csum_update(skb, diff);
 	return bpf_skb_store_bytes(skb, pkt->l3 + offset, addr, 16, 0);
 }
 
@@ -183,10 +190,13 @@ rewrite_in_place(struct __sk_buff *skb, const struct packet *pkt,
 	v6 = linear(skb, pkt->l3, sizeof(*v6));
 	if (family == FAMILY_V4 ? !v4 : !v6)
 		return false;
-	if (checksum_offset(pkt->proto, family) != CHECKSUM_NONE &&
-	    !(pkt->flags & PACKET_LATER) &&
-	    !transport_in_place(skb, pkt, family, side, port, change))
-		return false;
+	if (checksummed(pkt, family)) {
+		if (!transport_in_place(skb, pkt, family, side, port, change))
+			return false;
+	} else if (family == FAMILY_V6) {
+		/* As in rewrite_address_v6(). */
+		bpf_csum_update(skb, change);
+	}
 	if (family == FAMILY_V6) {
 		__builtin_memcpy(side == SIDE_SOURCE ? &v6->saddr : &v6->daddr,
 				 addr->v6, sizeof(v6->saddr));

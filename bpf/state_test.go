@@ -236,11 +236,15 @@ type result struct {
 	frame   []byte
 }
 
-// exec sends a frame through a program: the kernel's word on it, no checks.
+// exec sends a frame through a program: the kernel's word on it, no checks but
+// that of a sum over the packet, if it has one, which has to be right afterwards.
 func (d *datapath) exec(direction MasqDirection, frame, out []byte) (uint32, []byte, error) {
 	opts := ebpf.RunOptions{Data: frame, DataOut: out}
 	if d.ifindex != loopbackIndex {
 		opts.Context = &skb{Ifindex: d.ifindex}
+	}
+	if d.summed {
+		opts.Flags = unix.BPF_F_TEST_SKB_CHECKSUM_COMPLETE // since 6.17
 	}
 	action, err := d.programs[direction].Run(&opts)
 	return action, opts.DataOut, err
@@ -263,6 +267,9 @@ func (d *datapath) try(direction MasqDirection, frame []byte) (result, bool) {
 	action, out, err := d.exec(direction, frame, d.out)
 	if errors.Is(err, unix.EINVAL) {
 		return result{}, false
+	}
+	if errors.Is(err, unix.EBADMSG) {
+		d.Fatalf("the sum over the packet is wrong afterwards (%d octets: %x)", len(frame), frame)
 	}
 	if err != nil {
 		d.Fatalf("run on %d octets: %v", len(frame), err)

@@ -130,8 +130,20 @@ type row struct {
 	steps  func(h hosts) []step
 }
 
-// runTable runs each row in each family, on a datapath without a past: one that
-// rewrites packets in place, and one as on a kernel that does not let it.
+// ways are those in which a packet can be rewritten: in place or, as on a kernel
+// that does not let us, by helpers; with its checksum in the header only, or with
+// a sum over the whole packet beside it too, as devices give it.
+var ways = []struct {
+	name            string
+	inPlace, summed bool
+}{
+	{"in place", true, false},
+	{"in place, summed", true, true},
+	{"by helpers", false, false},
+	{"by helpers, summed", false, true},
+}
+
+// runTable runs each row in each family and way, on a datapath without a past.
 func runTable(t *testing.T, rows []row) {
 	t.Helper()
 	for _, r := range rows {
@@ -140,21 +152,18 @@ func runTable(t *testing.T, rows []row) {
 			of = []hosts{*r.only}
 		}
 		for _, h := range of {
-			for _, inPlace := range []bool{true, false} {
-				name := fmt.Sprintf("%s/%v", r.name, h)
-				if !inPlace {
-					name += "/by helpers"
-				}
-				r.config.ctinfo = inPlace
-				t.Run(name, func(t *testing.T) { r.run(t, h) })
+			for _, way := range ways {
+				r.config.ctinfo = way.inPlace
+				t.Run(fmt.Sprintf("%s/%v/%s", r.name, h, way.name), func(t *testing.T) { r.run(t, h, way.summed) })
 			}
 		}
 	}
 }
 
-func (r row) run(t *testing.T, h hosts) {
+func (r row) run(t *testing.T, h hosts, summed bool) {
 	t.Helper()
 	d := borrow(t, r.config)
+	d.summed = summed && !r.config.noHeader // the kernel sums up what follows an Ethernet header
 	for i, s := range r.steps(h) {
 		d.take(fmt.Sprintf("step %d", i), s)
 	}
@@ -171,6 +180,7 @@ func (d *datapath) forget(t testing.TB, c config) {
 		empty(t, m)
 	}
 	d.ifindex = loopbackIndex
+	d.summed = false
 	d.fill(c)
 	d.counts()
 }
