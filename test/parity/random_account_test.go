@@ -79,6 +79,8 @@ func (w *twin) outcome(s *sent) string {
 	return strings.Join(texts, ", then ")
 }
 
+// describe leaves out the port of what became a flow of its own: each lab draws
+// its own, and checkPort and turn keep the books.
 func (w *twin) describe(seen sight, s *sent) string {
 	p := seen.packet
 	switch {
@@ -94,7 +96,7 @@ func (w *twin) describe(seen sight, s *sent) string {
 		return fmt.Sprintf("leaves from %s to %s quoting what its flow got", p.Src, p.Dst)
 	case p.Inner != nil:
 		return fmt.Sprintf("leaves from %s to %s quoting %s > %s", p.Src, p.Dst, p.Inner.Source(), p.Inner.Destination())
-	case s.kind == kindAnswer:
+	case s.kind == kindAnswer && p.Src == s.source.Addr():
 		return fmt.Sprintf("leaves from %s to %s", p.Source(), p.Destination())
 	}
 	return fmt.Sprintf("leaves from %s to %s", p.Src, p.Dst)

@@ -112,6 +112,8 @@ func (r *comparison) listed(s *sent, a, b string) string {
 		return "SCTP keeps its port"
 	case s.meets && r.twins[0].fresh(s) && a == gone:
 		return "without ports, one conversation between two addresses"
+	case s.kind == kindAnswer && s.from == sendNode && r.twins[0].fresh(s) && a == gone && b == fmt.Sprintf("leaves from %s to %s", s.source, s.to):
+		return "what is dropped has its conntrack entry"
 	}
 	return ""
 }
@@ -125,10 +127,12 @@ func (r *comparison) listedTCP(s *sent, a, b string) string {
 		return "TCP is followed as far as timeouts need it"
 	case inIPTables.fresh(s) && ended && s.from >= sendNode:
 		return "a closed connection keeps its tuple"
-	case (s.kind == kindError || s.kind == kindPodError) && inIPTables.invalid(s) && s.of.ended && a == gone:
+	case (s.kind == kindError || s.kind == kindPodError) && s.of.ended: // INVALID, or about who has the tuple now
 		return "a closed connection keeps its tuple"
 	case s.kind == kindAnswer && s.from < sendNode && bareSYN && strings.HasPrefix(a, fmt.Sprintf("leaves from %s to", s.source)):
 		return "an outgoing SYN is never a reply"
+	case s.kind == kindForward && s.from == sendOutside && s.of.spent && inIPTables.fresh(s) && cameAsSent(s, b) && strings.Contains(a, s.source.Addr().String()):
+		return "what comes in keeps its port"
 	}
 	return ""
 }
@@ -138,4 +142,9 @@ func (r *comparison) listedTCP(s *sent, a, b string) string {
 func invalidOutcome(s *sent, outcome string) bool {
 	return outcome == gone || s.from == sendNode &&
 		(strings.HasPrefix(outcome, fmt.Sprintf("leaves from %s to", s.source.Addr())) || strings.HasPrefix(outcome, fmt.Sprintf("leaves from %s to", s.source)))
+}
+
+// cameAsSent reports whether a pod got the packet with the ports it was sent with.
+func cameAsSent(s *sent, outcome string) bool {
+	return strings.HasPrefix(outcome, "pod ") && strings.HasSuffix(outcome, fmt.Sprintf(" gets %s > %s", s.source, s.to))
 }
