@@ -129,7 +129,7 @@ func (r *comparison) listedTCP(s *sent, a, b string) string {
 		return "a closed connection keeps its tuple"
 	case (s.kind == kindError || s.kind == kindPodError) && s.of.ended: // INVALID, or about who has the tuple now
 		return "a closed connection keeps its tuple"
-	case s.kind == kindAnswer && s.from < sendNode && bareSYN && strings.HasPrefix(a, fmt.Sprintf("leaves from %s to", s.source)):
+	case s.kind == kindAnswer && s.from != sendOutside && bareSYN && strings.HasPrefix(a, fmt.Sprintf("leaves from %s to", s.source)):
 		return "an outgoing SYN is never a reply"
 	case s.kind == kindForward && s.from == sendOutside && s.of.spent && inIPTables.fresh(s) && cameAsSent(s, b) && strings.Contains(a, s.source.Addr().String()):
 		return "what comes in keeps its port"
