@@ -206,7 +206,7 @@ func attachTCX(pinPath string, u *uplink, dir direction) (*hook, error) {
 // updateTCX replaces the program of a pinned link, so that not one packet goes
 // without. It returns nil if there is no link, or one of a device that is gone.
 func updateTCX(pin string, ifindex int, program *ebpf.Program) (*hook, error) {
-	pinned, err := link.LoadPinnedLink(pin, nil)
+	pinned, err := openPinnedLink(pin)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
@@ -311,16 +311,12 @@ func detachOne(pinPath string, ifindex int, dir direction) error {
 // detachTCX detaches a pinned link, if there is one, and removes the pin. The
 // kernel would detach it some time after its last pin is gone; this waits.
 func detachTCX(pin string) error {
-	pinned, err := link.LoadPinnedLink(pin, nil)
+	pinned, err := openPinnedLink(pin)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	if err != nil {
-		// No link, or none that we may open: without rights it need not even exist.
-		if err := os.Remove(pin); !errors.Is(err, os.ErrNotExist) {
-			return err
-		}
-		return nil
+	if err != nil { // no link, or none that we may open
+		return os.Remove(pin)
 	}
 	if err := pinned.Detach(); err != nil && !errors.Is(err, ebpf.ErrNotSupported) && !errors.Is(err, unix.ENOLINK) {
 		return errors.Join(err, pinned.Close())

@@ -50,7 +50,7 @@ func onBPFFS(path string) (bool, error) {
 		var stat unix.Statfs_t
 		err := unix.Statfs(path, &stat)
 		if err == nil {
-			return stat.Type == unix.BPF_FS_MAGIC, nil
+			return uint32(stat.Type) == unix.BPF_FS_MAGIC, nil // Type is signed, and 32 bits wide on some machines
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return false, fmt.Errorf("look at pin directory %s: %w", path, err)

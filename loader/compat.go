@@ -9,6 +9,7 @@ import (
 	"os"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 )
 
 // PinError is a pin that is there and cannot be used.
@@ -22,6 +23,16 @@ func (e *PinError) Error() string {
 	return fmt.Sprintf("%s is %s, wanted is %s: it is not of this build of ip-masq-agent; "+
 		"end whoever uses it and remove it with `ip-masq-agent cleanup`, which ends open connections, or choose another --pin-path",
 		e.Path, e.Found, e.Wanted)
+}
+
+// openPinnedLink opens a pinned link. os.ErrNotExist: nothing is pinned there. The
+// kernel asks for rights before it looks, so that without them a pin that is not
+// there would be a forbidden one.
+func openPinnedLink(pin string) (link.Link, error) {
+	if _, err := os.Lstat(pin); err != nil {
+		return nil, err
+	}
+	return link.LoadPinnedLink(pin, nil)
 }
 
 // openPin opens a pinned map, which has to be as spec says but for its size. nil:

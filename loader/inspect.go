@@ -13,7 +13,6 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 
 	"ip-masq-agent/bpf"
 	"ip-masq-agent/internal/api"
@@ -179,7 +178,7 @@ func (p *pins) attach(l *net.Interface) (kind string, warnings []string, err err
 
 // pinnedHook is a hook by TCX if its link is pinned, else one by filter.
 func pinnedHook(pin string) (*hook, error) {
-	pinned, err := link.LoadPinnedLink(pin, nil)
+	pinned, err := openPinnedLink(pin)
 	if errors.Is(err, os.ErrNotExist) {
 		return &hook{}, nil
 	}

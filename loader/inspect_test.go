@@ -125,15 +125,38 @@ func TestInspectFindsFaults(t *testing.T) {
 	}
 }
 
-func TestInspectWithoutRights(t *testing.T) {
-	opts := testOptions4(t)
-	n := newNode(t, lab.Options{Pods: -1, RoutedPods: -1}, opts)
-	err := n.Node.Do(func() error {
+// withoutRights runs f on the node with no capability.
+func (n *node) withoutRights(f func() error) error {
+	return n.Node.Do(func() error {
 		// Of this thread alone, which ends with the function.
 		const nobody = 65534
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, nobody, nobody, nobody); errno != 0 {
-			t.Fatal(errno)
+			return errno
 		}
+		return f()
+	})
+}
+
+// Programs are found attached by filters, without the right to open links: a link
+// that is not there is not one that is forbidden.
+func TestHookWithoutRights(t *testing.T) {
+	n := &node{Lab: lab.New(t, lab.Options{Pods: -1, RoutedPods: -1}), t: t}
+	err := n.withoutRights(func() error {
+		h, err := pinnedHook("/no_such_pin")
+		if err == nil && h.kind() != "tc" {
+			t.Errorf("a hook by %s", h.kind())
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestInspectWithoutRights(t *testing.T) {
+	opts := testOptions4(t)
+	n := newNode(t, lab.Options{Pods: -1, RoutedPods: -1}, opts)
+	err := n.withoutRights(func() error {
 		_, _, err := Inspect(Options{PinPath: testPinPath})
 		return err
 	})

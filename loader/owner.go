@@ -8,8 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-
-	"github.com/cilium/ebpf/link"
 )
 
 // ownerLink is a symbolic link in the pin directory that names the network
@@ -74,7 +72,7 @@ func own(pinPath string) error {
 // isAlive reports whether a pinned link is attached to a device: the kernel
 // detaches it when the device goes, and with it all of a network namespace.
 func isAlive(pin string) bool {
-	pinned, err := link.LoadPinnedLink(pin, nil)
+	pinned, err := openPinnedLink(pin)
 	if err != nil {
 		return false
 	}

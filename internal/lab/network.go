@@ -36,7 +36,7 @@ func (ns *Namespace) assign(link string, addresses ...string) error {
 			addr.Flags = unix.IFA_F_NODAD
 		}
 		if deprecated {
-			addr.ValidLft, addr.PreferedLft = math.MaxUint32, 0
+			addr.ValidLft, addr.PreferedLft = math.MaxInt32, 0
 		}
 		if err := ns.handle.AddrAdd(l, addr); err != nil {
 			return fmt.Errorf("assign %s to %s in %s: %w", text, link, ns.name, err)
