@@ -58,10 +58,12 @@ static __always_inline enum verdict existing_flow(struct __sk_buff *skb,
 	last_seen = flow->last_seen;
 	if (!alive_since(flow, last_seen, now)) {
 		end_flow(flow, last_seen, &pkt->tuple, family);
+		s->ended = true;
 		return VERDICT_UNDECIDED;
 	}
 	if (flow->ifindex != skb->ifindex) {
 		end_flow(flow, LAST_SEEN_ANY, &pkt->tuple, family);
+		s->ended = true;
 		return VERDICT_UNDECIDED;
 	}
 	nat_address(flow, family, &s->addr);
@@ -220,6 +222,23 @@ static __always_inline bool nodes_own(struct __sk_buff *skb, struct scratch *s,
 		masquerade_address(skb, &s->packet, family, uplink, &s->addr);
 	return has_own_address(s, family) && has_sockets(&s->packet, family) &&
 	       !clashes(s, family, now);
+}
+
+/*
+ * What an uplink that opens no flows any more does not touch: netfilter has
+ * translated it, or decided not to. But a packet that has a pod's outside tuple
+ * is moved as ever, and one whose flow has just ended is given another:
+ * netfilter knows that flow as one that it does not translate.
+ */
+static __always_inline bool
+left_to_others(struct __sk_buff *skb, struct scratch *s,
+	       const enum family family, const struct uplink *uplink, __u64 now)
+{
+	if (s->ended)
+		return false;
+	s->usable =
+		masquerade_address(skb, &s->packet, family, uplink, &s->addr);
+	return !has_own_address(s, family) || !clashes(s, family, now);
 }
 
 #endif

@@ -66,6 +66,7 @@ static __always_inline enum verdict egress_verdict(struct __sk_buff *skb,
 	if (!uplink || !s)
 		return VERDICT_NOT_IP;
 	pkt = &s->packet;
+	s->ended = false;
 	verdict = read_packet(skb, pkt, family, uplink, DIRECTION_EGRESS, now);
 	if (verdict)
 		return verdict;
@@ -76,6 +77,9 @@ static __always_inline enum verdict egress_verdict(struct __sk_buff *skb,
 		verdict = existing_flow(skb, s, family, now);
 	if (verdict)
 		return verdict;
+	if (is_closed(uplink, family) &&
+	    left_to_others(skb, s, family, uplink, now))
+		return VERDICT_CLOSED;
 	destination(pkt, family, &dst);
 	if (cidr_keeps(&dst, family))
 		return VERDICT_KEEP_CIDR;

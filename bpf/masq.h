@@ -61,6 +61,7 @@ enum verdict {
 	VERDICT_NODE_OPENED, /* its first of a kind that no socket guards */
 	VERDICT_KEEP_REPLY, /* of a connection that was opened from outside */
 	VERDICT_KEEP_DRAINING, /* of a flow older than its CIDR's removal */
+	VERDICT_CLOSED, /* of no flow; the uplink opens none any more */
 	VERDICT_PASS_INVALID, /* cannot open a flow; --invalid=pass */
 	VERDICT_NO_FLOW, /* ingress: no translation belongs to it */
 	VERDICT_INBOUND, /* ingress: opens a connection from outside */
@@ -114,6 +115,8 @@ enum uplink_flag {
 	UPLINK_ONE_V6 = 2, /* addr_v6 goes with every destination */
 	UPLINK_ETHERNET = 4, /* frames carry a source MAC to compare */
 	UPLINK_QDISC = 8, /* the agent made the clsact qdisc, and removes it */
+	UPLINK_CLOSED_V4 = 16, /* serves flows that are there, opens none */
+	UPLINK_CLOSED_V6 = 32,
 };
 
 enum node_address {

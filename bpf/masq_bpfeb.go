@@ -299,8 +299,9 @@ type MasqScratch struct {
 	}
 	Port   uint16
 	Usable bool
-	_      [5]byte
-	Told   [21]uint64
+	Ended  bool
+	_      [4]byte
+	Told   [22]uint64
 }
 
 type MasqSweepMode uint32
@@ -383,10 +384,12 @@ type MasqUplink struct {
 type MasqUplinkFlag uint32
 
 const (
-	MasqUplinkFlagUPLINK_ONE_V4   MasqUplinkFlag = 1
-	MasqUplinkFlagUPLINK_ONE_V6   MasqUplinkFlag = 2
-	MasqUplinkFlagUPLINK_ETHERNET MasqUplinkFlag = 4
-	MasqUplinkFlagUPLINK_QDISC    MasqUplinkFlag = 8
+	MasqUplinkFlagUPLINK_ONE_V4    MasqUplinkFlag = 1
+	MasqUplinkFlagUPLINK_ONE_V6    MasqUplinkFlag = 2
+	MasqUplinkFlagUPLINK_ETHERNET  MasqUplinkFlag = 4
+	MasqUplinkFlagUPLINK_QDISC     MasqUplinkFlag = 8
+	MasqUplinkFlagUPLINK_CLOSED_V4 MasqUplinkFlag = 16
+	MasqUplinkFlagUPLINK_CLOSED_V6 MasqUplinkFlag = 32
 )
 
 type MasqVerdict uint32
@@ -401,20 +404,21 @@ const (
 	MasqVerdictVERDICT_NODE_OPENED         MasqVerdict = 6
 	MasqVerdictVERDICT_KEEP_REPLY          MasqVerdict = 7
 	MasqVerdictVERDICT_KEEP_DRAINING       MasqVerdict = 8
-	MasqVerdictVERDICT_PASS_INVALID        MasqVerdict = 9
-	MasqVerdictVERDICT_NO_FLOW             MasqVerdict = 10
-	MasqVerdictVERDICT_INBOUND             MasqVerdict = 11
-	MasqVerdictVERDICT_TRANSLATED          MasqVerdict = 12
-	MasqVerdictVERDICT_OPENED              MasqVerdict = 13
-	MasqVerdictVERDICT_ICMP_ERROR          MasqVerdict = 14
-	MasqVerdictVERDICT_DROP_PORT_EXHAUSTED MasqVerdict = 15
-	MasqVerdictVERDICT_DROP_TABLE_FULL     MasqVerdict = 16
-	MasqVerdictVERDICT_DROP_FRAGMENT       MasqVerdict = 17
-	MasqVerdictVERDICT_DROP_INVALID        MasqVerdict = 18
-	MasqVerdictVERDICT_DROP_UNSUPPORTED    MasqVerdict = 19
-	MasqVerdictVERDICT_DROP_NO_ADDRESS     MasqVerdict = 20
-	MasqVerdictVERDICT_COUNT               MasqVerdict = 21
-	MasqVerdictVERDICT_DROP_FIRST          MasqVerdict = 15
+	MasqVerdictVERDICT_CLOSED              MasqVerdict = 9
+	MasqVerdictVERDICT_PASS_INVALID        MasqVerdict = 10
+	MasqVerdictVERDICT_NO_FLOW             MasqVerdict = 11
+	MasqVerdictVERDICT_INBOUND             MasqVerdict = 12
+	MasqVerdictVERDICT_TRANSLATED          MasqVerdict = 13
+	MasqVerdictVERDICT_OPENED              MasqVerdict = 14
+	MasqVerdictVERDICT_ICMP_ERROR          MasqVerdict = 15
+	MasqVerdictVERDICT_DROP_PORT_EXHAUSTED MasqVerdict = 16
+	MasqVerdictVERDICT_DROP_TABLE_FULL     MasqVerdict = 17
+	MasqVerdictVERDICT_DROP_FRAGMENT       MasqVerdict = 18
+	MasqVerdictVERDICT_DROP_INVALID        MasqVerdict = 19
+	MasqVerdictVERDICT_DROP_UNSUPPORTED    MasqVerdict = 20
+	MasqVerdictVERDICT_DROP_NO_ADDRESS     MasqVerdict = 21
+	MasqVerdictVERDICT_COUNT               MasqVerdict = 22
+	MasqVerdictVERDICT_DROP_FIRST          MasqVerdict = 16
 )
 
 // Names of all BPF objects in the ELF.

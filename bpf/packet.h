@@ -66,6 +66,7 @@ struct scratch {
 	union address addr; /* masquerade address */
 	__be16 port;
 	bool usable; /* there is a masquerade address */
+	bool ended; /* the packet found its flow dead, or ended it */
 	__u64 told[VERDICT_COUNT]; /* when this CPU last sent such an event */
 };
 

@@ -17,6 +17,14 @@ static __always_inline struct uplink *this_uplink(void)
 	return bpf_map_lookup_elem(&uplinks, &slot);
 }
 
+/* Whether an uplink leaves new flows to others: see left_to_others(). */
+static __always_inline bool is_closed(const struct uplink *uplink,
+				      const enum family family)
+{
+	return uplink->flags &
+	       (family == FAMILY_V4 ? UPLINK_CLOSED_V4 : UPLINK_CLOSED_V6);
+}
+
 static __always_inline bool exempt_v4(const struct packet *pkt)
 {
 	const struct tuple_v4 *t = &pkt->tuple.v4;

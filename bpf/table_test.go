@@ -19,6 +19,7 @@ const (
 	nodeOpened    = MasqVerdictVERDICT_NODE_OPENED
 	keepReply     = MasqVerdictVERDICT_KEEP_REPLY
 	keepDraining  = MasqVerdictVERDICT_KEEP_DRAINING
+	closed        = MasqVerdictVERDICT_CLOSED
 	passInvalid   = MasqVerdictVERDICT_PASS_INVALID
 	noFlow        = MasqVerdictVERDICT_NO_FLOW
 	inbound       = MasqVerdictVERDICT_INBOUND
