@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 )
 
 // Cleanup removes the chains that this package makes and the jumps to them, in
@@ -27,44 +26,6 @@ func Cleanup(ctx context.Context, options Options) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// GiveWay is Cleanup for when another datapath has taken over. It also removes
-// the chains that an ip-masq-agent made under other names, since they would go on
-// deciding by their own lists, and logs who else stands in the way.
-func GiveWay(ctx context.Context, options Options) error {
-	errs := []error{Cleanup(ctx, options)}
-	for _, m := range []mode{nft, legacy} {
-		for _, f := range families() {
-			t := newTool(m, f)
-			if installed(t) != nil || m == legacy && len(t.tables()) == 0 || !t.registered(tableNAT) {
-				continue
-			}
-			if err := giveWayFamily(ctx, t, options); err != nil && !isUnsupported(err) {
-				errs = append(errs, fmt.Errorf("remove old %s chains of the %s backend: %w", f, m, err))
-			}
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func giveWayFamily(ctx context.Context, t tool, options Options) error {
-	table, err := t.listTable(ctx, tableNAT)
-	if err != nil {
-		return err
-	}
-	for _, name := range renamed(table, options.Chain) {
-		if err := removeChain(ctx, t, natChain(name, nil, nil, false), options.Log); err != nil {
-			return err
-		}
-	}
-	for _, r := range table[postrouting].rules {
-		if name := r.target(); isSibling(table, r) && !slices.Contains(renamed(table, options.Chain), name) {
-			options.Log.Warn("a chain of another agent masquerades by its own list, before the programs: remove it",
-				"chain", name, "family", t.family.String(), "backend", string(t.mode))
-		}
-	}
-	return nil
 }
 
 func cleanFamily(ctx context.Context, t tool, options Options) error {
@@ -95,7 +56,7 @@ func removeChain(ctx context.Context, t tool, c chain, log *slog.Logger) error {
 		return nil
 	}
 	if !c.made(now) {
-		return fmt.Errorf("chain %s of table %s holds no rule of ip-masq-agent: left as it is", c.name, c.table)
+		return &foreignChainError{chain: c.name, table: c.table}
 	}
 	err = t.write(ctx, c, do, func(s state) change { rest, _ := c.remove(s); return rest })
 	if err != nil {
@@ -104,4 +65,11 @@ func removeChain(ctx context.Context, t tool, c chain, log *slog.Logger) error {
 	log.Info("iptables chain removed", "family", t.family.String(), "backend", string(t.mode), "table", c.table,
 		"chain", c.name, "kept_for_others", kept)
 	return nil
+}
+
+// foreignChainError is a chain with our name that somebody else filled.
+type foreignChainError struct{ chain, table string }
+
+func (e *foreignChainError) Error() string {
+	return fmt.Sprintf("chain %s of table %s holds no rule of ip-masq-agent: left as it is", e.chain, e.table)
 }

@@ -28,7 +28,12 @@ type Options struct {
 	RandomFully bool              // random source ports, where iptables can
 	ToPorts     []portrange.Range // of TCP, UDP and SCTP; empty: the kernel's choice
 	DropInvalid bool              // see InvalidChain
-	Log         *slog.Logger      // required
+
+	// BeforeJump is called when a family's chain is filled and no jump leads to
+	// it yet: conntrack sees all connections, and nothing is translated. Optional.
+	BeforeJump func(ctx context.Context, ipv6 bool)
+
+	Log *slog.Logger // required
 }
 
 // Datapath translates by iptables rules. It satisfies agent.Datapath.
@@ -207,6 +212,9 @@ func (d *Datapath) apply(ctx context.Context, t tool, c chain) (change, error) {
 	if now.content.found {
 		counter.see(now.content.packets(c.counted))
 	}
+	if now, err = d.fillFirst(ctx, t, c, now); err != nil {
+		return change{}, err
+	}
 	do := c.difference(now)
 	if do.empty() {
 		return do, nil
@@ -218,6 +226,22 @@ func (d *Datapath) apply(ctx context.Context, t tool, c chain) (change, error) {
 		counter.zeroed()
 	}
 	return do, nil
+}
+
+// fillFirst fills a chain that is not in use yet, and lets BeforeJump use the
+// moment: rules that masquerade turn conntrack on, whether or not a jump leads to
+// them. It gives the state afterwards.
+func (d *Datapath) fillFirst(ctx context.Context, t tool, c chain, now state) (state, error) {
+	if d.options.BeforeJump == nil || c.table != tableNAT || c.hooked(now) {
+		return now, nil
+	}
+	if do := c.contentDifference(now); !do.empty() {
+		if err := t.write(ctx, c, do, c.contentDifference); err != nil {
+			return now, err
+		}
+	}
+	d.options.BeforeJump(ctx, t.family == ipv6)
+	return t.read(ctx, c)
 }
 
 // switchBackend looks for a backend anew where the one in use is gone.

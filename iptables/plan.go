@@ -44,14 +44,33 @@ func (c chain) owns(r rule) bool { return isOwnRule(r) && r.target() == c.name }
 
 // difference is what makes the kernel's state what c wants; empty where it is.
 func (c chain) difference(s state) change {
-	var all change
-	if why := c.contentFault(s.content); why != "" {
-		all = change{lines: c.fill(), refill: true, reason: why}
-	}
+	all := c.contentDifference(s)
 	lines, why := c.jumpChange(s.outer)
 	all.lines = append(all.lines, lines...)
 	if all.reason == "" {
 		all.reason = why
+	}
+	return all
+}
+
+// contentDifference is difference without the jump.
+func (c chain) contentDifference(s state) change {
+	if why := c.contentFault(s.content); why != "" {
+		return change{lines: c.fill(), refill: true, reason: why}
+	}
+	return change{}
+}
+
+// hooked reports whether a jump of ours leads to the chain.
+func (c chain) hooked(s state) bool { return slices.ContainsFunc(s.outer.rules, c.owns) }
+
+// unhook takes the jumps away and leaves the chain.
+func (c chain) unhook(s state) (all change) {
+	all.reason = "it is still in use"
+	for _, r := range s.outer.rules {
+		if c.owns(r) {
+			all.lines = append(all.lines, "-D "+postrouting+" "+string(r))
+		}
 	}
 	return all
 }

@@ -27,13 +27,19 @@ func Inspect(opts Options) (api.DatapathStatus, bool, error) {
 		Backend:    api.Backend{Name: "ebpf", Reason: "pinned under " + opts.PinPath},
 		Interfaces: []api.Interface{},
 	}
-	found, err := withPins(opts.PinPath, func(p *pins) error {
+	found, err := withPins(opts.PinPath, true, func(p *pins) error {
 		status.Warnings = p.missing
 		if err := p.interfaces(&status); err != nil {
 			return err
 		}
 		var err error
-		status.NAT, err = countFlows(p.families)
+		if status.NAT, err = countFlows(p.families); err != nil {
+			return err
+		}
+		status.Drain.Active, err = p.drains()
+		if status.Drain.Active {
+			status.Drain.Entries = status.NAT.V4.Entries + status.NAT.V6.Entries
+		}
 		return err
 	})
 	return status, found, err
@@ -42,7 +48,7 @@ func Inspect(opts Options) (api.DatapathStatus, bool, error) {
 // InspectTranslations visits the live flows as Datapath.EachTranslation does, by
 // the pins. False: nothing is pinned.
 func InspectTranslations(opts Options, visit func(api.Translation)) (bool, error) {
-	return withPins(opts.PinPath, func(p *pins) error {
+	return withPins(opts.PinPath, true, func(p *pins) error {
 		timeouts := p.maps[bpf.MasqMapTimeouts]
 		if timeouts == nil {
 			return nil
@@ -51,18 +57,19 @@ func InspectTranslations(opts Options, visit func(api.Translation)) (bool, error
 	})
 }
 
-// pins are the pinned maps, opened for reading.
+// pins are the pinned maps, opened.
 type pins struct {
 	path     string
+	readOnly bool
 	maps     map[string]*ebpf.Map
 	families []*family // whose maps are there
 	missing  []string  // warnings of maps that are not
 }
 
-// withPins opens the pins for the time of look. False: nothing is pinned, or by
-// the agent of another network namespace.
-func withPins(path string, look func(*pins) error) (found bool, err error) {
-	p := &pins{path: path, maps: make(map[string]*ebpf.Map)}
+// withPins opens the pins for the time of look, for reading or to be changed.
+// False: nothing is pinned, or by the agent of another network namespace.
+func withPins(path string, readOnly bool, look func(*pins) error) (found bool, err error) {
+	p := &pins{path: path, readOnly: readOnly, maps: make(map[string]*ebpf.Map)}
 	entries, err := os.ReadDir(path)
 	if errors.Is(err, os.ErrNotExist) || err == nil && len(entries) == 0 {
 		return false, nil
@@ -92,10 +99,10 @@ func withPins(path string, look func(*pins) error) (found bool, err error) {
 func (p *pins) open() error {
 	for _, name := range []string{
 		bpf.MasqMapUplinks, bpf.MasqMapTimeouts, bpf.MasqMapFlowsV4, bpf.MasqMapFlowsV6,
-		bpf.MasqMapAddressesV4, bpf.MasqMapAddressesV6,
+		bpf.MasqMapAddressesV4, bpf.MasqMapAddressesV6, bpf.MasqMapReverseV4, bpf.MasqMapReverseV6,
 	} {
 		pin := filepath.Join(p.path, layout, name)
-		m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: true})
+		m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: p.readOnly})
 		if errors.Is(err, os.ErrNotExist) {
 			p.missing = append(p.missing, fmt.Sprintf("%s is missing: the state is not whole, an agent or cleanup mends it", pin))
 			continue
@@ -106,14 +113,38 @@ func (p *pins) open() error {
 		p.maps[name] = m
 	}
 	for _, f := range []*family{
-		{flows: p.maps[bpf.MasqMapFlowsV4], addresses: p.maps[bpf.MasqMapAddressesV4]},
-		{flows: p.maps[bpf.MasqMapFlowsV6], addresses: p.maps[bpf.MasqMapAddressesV6], is6: true},
+		{flows: p.maps[bpf.MasqMapFlowsV4], reverse: p.maps[bpf.MasqMapReverseV4], addresses: p.maps[bpf.MasqMapAddressesV4]},
+		{flows: p.maps[bpf.MasqMapFlowsV6], reverse: p.maps[bpf.MasqMapReverseV6], addresses: p.maps[bpf.MasqMapAddressesV6], is6: true},
 	} {
-		if f.flows != nil && f.addresses != nil {
+		if f.flows != nil && f.reverse != nil && f.addresses != nil {
 			p.families = append(p.families, f)
 		}
 	}
 	return nil
+}
+
+// family is the part of one IP version, nil if it is not there.
+func (p *pins) family(is6 bool) *family {
+	i := slices.IndexFunc(p.families, func(f *family) bool { return f.is6 == is6 })
+	if i < 0 || p.maps[bpf.MasqMapTimeouts] == nil {
+		return nil
+	}
+	return p.families[i]
+}
+
+// drains reports whether the uplinks are served without opening flows, as Drain
+// leaves them.
+func (p *pins) drains() (bool, error) {
+	uplinks := p.maps[bpf.MasqMapUplinks]
+	if uplinks == nil {
+		return false, nil
+	}
+	open, served := false, false
+	err := readSlots(uplinks, func(_ uint32, value bpf.MasqUplink) {
+		served = true
+		open = open || value.Flags&closed != closed
+	})
+	return served && !open, err
 }
 
 func (p *pins) close() error {

@@ -59,6 +59,7 @@ type Datapath struct {
 	mu       sync.Mutex // guards what follows against Status and Stats
 	features features
 	tracking bool             // nf_conntrack was there when features were probed
+	ending6  bool             // IPv6 is off, but flows of an agent before us go on
 	uplinks  map[int]*uplink  // by interface index
 	usable   map[outside]bool // where flows may live
 	seeded   bool             // connections that were open before are noted
@@ -119,13 +120,42 @@ func (d *Datapath) prepare() (err error) {
 		return err
 	}
 	d.maps.types = types
-	if d.families, err = newFamilies(d.spec, d.maps, d.opts.IPv6); err != nil {
+	if d.ending6, err = d.endingIPv6(); err != nil {
+		return err
+	}
+	if d.families, err = newFamilies(d.spec, d.maps, d.opts.IPv6 || d.ending6); err != nil {
 		return err
 	}
 	d.counters = counters{d.maps.Counters}
 	d.sweeper = startSweeper(d.families, d.maps.Timeouts, d.counters, d.log)
 	d.events, err = startEvents(d.maps.Events, d.log, d.sweeper.soon)
 	return err
+}
+
+// endingIPv6 reports whether IPv6 is off while translations of it are live: off
+// means that no new ones begin. The programs go on with them, until an agent
+// starts that finds none.
+func (d *Datapath) endingIPv6() (bool, error) {
+	if d.opts.IPv6 {
+		return false, nil
+	}
+	timeouts, err := readTimeouts(d.maps.Timeouts)
+	if err != nil {
+		return false, err
+	}
+	live, now := 0, monotonic()
+	f := family{is6: true, flows: d.maps.FlowsV6}
+	if err := f.eachFlow(func(e *flow) {
+		if e.left(timeouts, now) > 0 {
+			live++
+		}
+	}); err != nil {
+		return false, fmt.Errorf("look for %s flows: %w", &f, err)
+	}
+	if live > 0 {
+		d.log.Info("IPv6 is off: its open connections go on, no new one is translated", "flows", live)
+	}
+	return live > 0, nil
 }
 
 // Name is the value of --datapath that selects this datapath.
@@ -150,6 +180,7 @@ func (d *Datapath) Sync(ctx context.Context, policy *prefix.Policy, network *rou
 		{"set node addresses", func() error { return d.syncNodeAddresses(network) }},
 		{"set CIDRs", func() error { return d.syncCIDRs(policy) }},
 		{"learn open connections", func() error { return d.seed(policy, network) }},
+		{"reserve what netfilter translates", func() error { return d.reserve(network) }},
 		{"use new kernel features", d.syncFeatures},
 	}
 	for _, step := range needed {

@@ -43,7 +43,7 @@ func loadPrograms(spec *ebpf.CollectionSpec, m *maps, constants map[string]any, 
 func (d *Datapath) constants(slot uint32) map[string]any {
 	return map[string]any{
 		bpf.MasqVarCfgSlot:        slot,
-		bpf.MasqVarCfgIpv6:        d.opts.IPv6,
+		bpf.MasqVarCfgIpv6:        d.opts.IPv6 || d.ending6,
 		bpf.MasqVarCfgRandomFully: d.opts.RandomFully,
 		bpf.MasqVarCfgDropInvalid: d.opts.DropInvalid,
 		bpf.MasqVarCfgCtinfo:      d.features.CTInfo,

@@ -36,11 +36,7 @@ func (d *Datapath) seed(policy *prefix.Policy, network *route.Snapshot) error {
 	}
 	noted := 0
 	for _, f := range d.families {
-		kind := netlink.InetFamily(unix.AF_INET)
-		if f.is6 {
-			kind = unix.AF_INET6
-		}
-		flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, kind)
+		flows, err := listConntrack(f)
 		if err != nil {
 			d.log.Debug("no list of connections", "family", f.String(), "error", err)
 			continue

@@ -187,6 +187,9 @@ func findSlot(index int, slots map[int]bpf.MasqUplink, count uint32) (uint32, bp
 func (d *Datapath) writeUplink(u *uplink) (edited bool, err error) {
 	want := uplinkValue(u.Uplink)
 	want.Flags |= u.value.Flags & uint8(bpf.MasqUplinkFlagUPLINK_QDISC)
+	if d.ending6 {
+		want.Flags |= uint8(bpf.MasqUplinkFlagUPLINK_CLOSED_V6)
+	}
 	var have bpf.MasqUplink
 	if err := d.maps.Uplinks.Lookup(u.slot, &have); err != nil {
 		return false, fmt.Errorf("read uplink: %w", err)

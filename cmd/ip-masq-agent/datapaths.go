@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
 	"slices"
 
 	"ip-masq-agent/internal/agent"
@@ -34,12 +35,17 @@ type datapath struct {
 	// agent. nil: the kernel lists its own.
 	flows func(*options, *slog.Logger, func(api.Translation)) error
 
-	// giveWay takes it out of the kernel once another datapath is in place.
-	giveWay func(context.Context, *options, *slog.Logger) error
+	// giveWay prepares to take it out of the kernel. What it gives is called once
+	// another datapath is in place, and again until it is gone: open connections
+	// go on until they end.
+	giveWay func(*options, *slog.Logger) retreat
 
 	// cleanup takes it out of the kernel with all that it ever made.
 	cleanup func(context.Context, *options, *slog.Logger) error
 }
+
+// retreat is one step of a datapath's way out of the kernel.
+type retreat func(context.Context, *route.Snapshot) (agent.Retirement, error)
 
 // datapaths are those that --datapath selects from.
 func datapaths() map[string]datapath {
@@ -49,7 +55,7 @@ func datapaths() map[string]datapath {
 			plan:    planEBPF,
 			inspect: inspectEBPF,
 			flows:   flowsOfEBPF,
-			giveWay: cleanupEBPF,
+			giveWay: giveWayEBPF,
 			cleanup: cleanupEBPF,
 		},
 		agent.IPTables: {
@@ -64,14 +70,27 @@ func datapaths() map[string]datapath {
 
 // retireOthers gives what the agent is to call once the chosen datapath is in
 // place: whoever translated before gives way.
-func retireOthers(env environment, o *options, log *slog.Logger) func(context.Context) error {
-	return func(ctx context.Context) error {
-		return eachDatapath(env, func(name string, d datapath) error {
-			if name == o.datapath {
+func retireOthers(env environment, o *options, log *slog.Logger) retreat {
+	steps := make(map[string]retreat)
+	for name, d := range env.datapaths {
+		if name != o.datapath {
+			steps[name] = d.giveWay(o, log)
+		}
+	}
+	return func(ctx context.Context, network *route.Snapshot) (agent.Retirement, error) {
+		all := agent.Retirement{Gone: true}
+		err := eachDatapath(env, func(name string, _ datapath) error {
+			if steps[name] == nil {
 				return nil
 			}
-			return d.giveWay(ctx, o, log)
+			one, err := steps[name](ctx, network)
+			all.Gone = all.Gone && one.Gone && err == nil
+			all.Drain.Active = all.Drain.Active || one.Drain.Active
+			all.Drain.Entries += one.Drain.Entries
+			all.Warnings = append(all.Warnings, one.Warnings...)
+			return err
 		})
+		return all, err
 	}
 }
 
@@ -98,11 +117,28 @@ func iptablesOptions(o *options, log *slog.Logger) iptables.Options {
 }
 
 func openIPTables(o *options, log *slog.Logger) (agent.Datapath, error) {
-	d, err := iptables.New(iptablesOptions(o, log))
+	with := iptablesOptions(o, log)
+	if loader.IsPinned(o.pinPath) {
+		with.BeforeJump = func(_ context.Context, ipv6 bool) { introduceFlows(o, log, ipv6) }
+	}
+	d, err := iptables.New(with)
 	if err != nil {
 		return nil, err // not d: a nil pointer in an interface is not nil
 	}
 	return d, nil
+}
+
+// introduceFlows tells conntrack of the flows that the ebpf datapath has, before
+// netfilter translates. Without the right to look at them, they end.
+func introduceFlows(o *options, log *slog.Logger, ipv6 bool) {
+	flows, err := loader.Introduce(ebpfOptions(o, log), ipv6)
+	if err != nil {
+		log.Warn("conntrack does not know all flows of the ebpf datapath, they may end", "ipv6", ipv6, "error", oneLine(err))
+		return
+	}
+	if flows > 0 {
+		log.Info("conntrack knows the flows of the ebpf datapath", "ipv6", ipv6, "flows", flows)
+	}
 }
 
 func planIPTables(o *options, log *slog.Logger, policy *prefix.Policy, network *route.Snapshot) (string, error) {
@@ -124,9 +160,18 @@ func removeIPTables(ctx context.Context, o *options, log *slog.Logger) error {
 	return errors.Join(cleanupIPTables(ctx, o, log), iptables.RemoveEmptyTables())
 }
 
-func giveWayIPTables(ctx context.Context, o *options, log *slog.Logger) error {
-	return iptables.GiveWay(ctx, iptablesOptions(o, log))
+func giveWayIPTables(o *options, log *slog.Logger) retreat {
+	r, err := iptables.NewRetreat(iptablesOptions(o, log))
+	return func(ctx context.Context, _ *route.Snapshot) (agent.Retirement, error) {
+		if err != nil {
+			return agent.Retirement{}, err
+		}
+		left, warnings, err := r.Step(ctx)
+		return agent.Retirement{Gone: left == 0, Drain: drainOf(left), Warnings: warnings}, err
+	}
 }
+
+func drainOf(entries int) api.Drain { return api.Drain{Active: entries > 0, Entries: entries} }
 
 func inspectIPTables(ctx context.Context, o *options, log *slog.Logger) (api.DatapathStatus, bool, error) {
 	found, err := iptables.Inspect(ctx, iptablesOptions(o, log))
@@ -161,6 +206,22 @@ func openEBPF(o *options, log *slog.Logger) (agent.Datapath, error) {
 // planEBPF works on any kernel: a plan needs neither programs nor maps.
 func planEBPF(o *options, log *slog.Logger, policy *prefix.Policy, network *route.Snapshot) (string, error) {
 	return loader.Plan(ebpfOptions(o, log), policy, network)
+}
+
+// giveWayEBPF needs the right to open maps. Where the node's own agent has left
+// programs and that right is missing, they stay: harmless, since what netfilter
+// has translated passes them as it is, but open connections of theirs end.
+func giveWayEBPF(o *options, log *slog.Logger) retreat {
+	return func(_ context.Context, network *route.Snapshot) (agent.Retirement, error) {
+		left, err := loader.Drain(ebpfOptions(o, log), network)
+		if errors.Is(err, os.ErrPermission) {
+			return agent.Retirement{Gone: true, Drain: api.Drain{Active: true}, Warnings: []string{
+				"the programs of the ebpf datapath stay, with the list of CIDRs that they had: there is no right to look at them; " +
+					"start once with the capability BPF, or run cleanup (" + oneLine(err) + ")",
+			}}, nil
+		}
+		return agent.Retirement{Gone: left == 0, Drain: drainOf(left)}, err
+	}
 }
 
 func cleanupEBPF(_ context.Context, o *options, log *slog.Logger) error {

@@ -84,7 +84,7 @@ func TestKernelSwitchTakesOldChainsAway(t *testing.T) {
 		t.Errorf("the boot script's chain is not whole:\n%s", got)
 	}
 	n.within(promptly, "the boot script's chain named", func() bool {
-		return strings.Count(a.Logs(), "chain=IP-MASQ family=ipv4 backend=nft") == 1
+		return strings.Count(a.Logs(), "chain IP-MASQ (ipv4, nft backend)") == 1
 	})
 }
 

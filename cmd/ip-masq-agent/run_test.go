@@ -147,7 +147,11 @@ func (s *stage) fake(name string) datapath {
 			fake.flows = s.flows
 			return fake.EachTranslation(visit)
 		},
-		giveWay: note("give way"),
+		giveWay: func(o *options, log *slog.Logger) retreat {
+			return func(ctx context.Context, _ *route.Snapshot) (agent.Retirement, error) {
+				return agent.Retirement{Gone: true}, note("give way")(ctx, o, log)
+			}
+		},
 		cleanup: note("clean up"),
 	}
 }

@@ -92,8 +92,13 @@ func findDatapath(ctx context.Context, env environment, o *options) (string, api
 	log := slog.New(slog.DiscardHandler)
 	var names []string
 	var status api.DatapathStatus
+	var drain api.Drain
 	err := eachDatapath(env, func(name string, d datapath) error {
 		found, there, err := d.inspect(ctx, o, log)
+		if err == nil && there && found.Drain.Active {
+			drain = found.Drain
+			return nil
+		}
 		if err == nil && there {
 			names = append(names, name)
 			found.Warnings = append(status.Warnings, found.Warnings...)
@@ -101,6 +106,7 @@ func findDatapath(ctx context.Context, env environment, o *options) (string, api
 		}
 		return err
 	})
+	status.Drain = drain
 	if len(names) == 0 {
 		return "", status, err
 	}
@@ -128,7 +134,7 @@ func printStatus(w io.Writer, s api.Status) error {
 		}
 	}
 	if s.Drain.Active {
-		rows = append(rows, []string{"Drain", fmt.Sprintf("%d flows are still served by the ebpf datapath", s.Drain.Entries)})
+		rows = append(rows, []string{"Drain", fmt.Sprintf("%d flows are still served by the datapath of before", s.Drain.Entries)})
 	}
 	if err := table(w, rows...); err != nil {
 		return err

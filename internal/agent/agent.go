@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
+	"ip-masq-agent/internal/api"
 	"ip-masq-agent/internal/config"
 	"ip-masq-agent/internal/httpserver"
 	"ip-masq-agent/internal/route"
@@ -53,12 +54,19 @@ type Options struct {
 	// MetricsBindAddress is host:port. Empty or "0": neither metrics nor health.
 	MetricsBindAddress string
 
-	// Retire takes the other datapath out of the kernel. It is called after
-	// the first successful sync, so that translation never ceases, and again
-	// after later ones until it succeeds. Optional.
-	Retire func(context.Context) error
+	// Retire has the other datapath give way. It is called after the first
+	// successful sync, so that translation never ceases, and again after later
+	// ones until the other is gone. Optional.
+	Retire func(context.Context, *route.Snapshot) (Retirement, error)
 
 	Log *slog.Logger
+}
+
+// Retirement is how far the other datapath has given way.
+type Retirement struct {
+	Gone     bool      // it need not be asked again
+	Drain    api.Drain // what it translates still
+	Warnings []string  // what keeps it there
 }
 
 // Agent keeps one datapath in agreement with what is wanted.

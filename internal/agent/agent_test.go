@@ -9,6 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"ip-masq-agent/internal/route"
 )
 
 const defaultRanges = "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16"
@@ -284,14 +286,14 @@ func TestOtherDatapathIsRetiredAfterTheFirstSuccess(t *testing.T) {
 		retires := 0
 		var b *bench
 		b = newBench(t, func(o *Options) {
-			o.Retire = func(context.Context) error {
+			o.Retire = func(context.Context, *route.Snapshot) (Retirement, error) {
 				if b.datapath.syncs() < 2 {
 					t.Error("retired before a sync succeeded")
 				}
 				if retires++; retires < 3 {
-					return errors.New("busy")
+					return Retirement{}, errors.New("busy")
 				}
-				return nil
+				return Retirement{Gone: true}, nil
 			}
 		})
 		b.datapath.sync = func(_ context.Context, call int) error {
@@ -322,7 +324,11 @@ func TestEndingIsNoFailure(t *testing.T) {
 	for name, retire := range map[string]bool{"sync": false, "retire": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t, func(o *Options) { o.Retire = untilEnd })
+				b := newBench(t, func(o *Options) {
+					o.Retire = func(ctx context.Context, _ *route.Snapshot) (Retirement, error) {
+						return Retirement{}, untilEnd(ctx)
+					}
+				})
 				if !retire {
 					b.datapath.sync = func(ctx context.Context, _ int) error { return untilEnd(ctx) }
 				}

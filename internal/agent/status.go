@@ -23,6 +23,9 @@ func (a *Agent) Status() (api.Status, error) {
 	}
 	now, last := a.settings.view(), a.outcome()
 	status := NewStatus(a.options.Build.Version, a.options.Datapath.Name(), datapath)
+	if !status.Drain.Active {
+		status.Drain = last.retirement.Drain
+	}
 	status.Config = api.ConfigStatus{Path: a.options.Config.Path, Valid: now.fault == nil}
 	if now.fault != nil {
 		status.Config.Error = now.fault.Error()
@@ -44,7 +47,7 @@ func (a *Agent) warnings(now view, last outcome) []string {
 	if last.retireFault != "" {
 		warnings = append(warnings, "the other datapath is not removed: "+last.retireFault)
 	}
-	return warnings
+	return append(warnings, last.retirement.Warnings...)
 }
 
 // NewStatus makes a Status of what a datapath knows. Its lists are never nil,

@@ -5,6 +5,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"ip-masq-agent/internal/prefix"
@@ -20,8 +21,8 @@ type outcome struct {
 	missing     []string  // what the last successful sync left out
 	lastGood    time.Time // end of the last successful sync
 	fault       string    // of the last sync
-	retired     bool      // the other datapath is gone
-	retireFault string    // why it is not
+	retirement  Retirement
+	retireFault string // why the other datapath could not give way
 }
 
 func (a *Agent) outcome() outcome {
@@ -99,13 +100,13 @@ func (a *Agent) missing() []string {
 	return missing
 }
 
-// retire takes the other datapath away once ours is in place.
+// retire has the other datapath give way once ours is in place.
 func (a *Agent) retire(ctx context.Context) error {
 	last := a.outcome()
-	if a.options.Retire == nil || last.retired {
+	if a.options.Retire == nil || last.retirement.Gone {
 		return nil
 	}
-	err := a.options.Retire(ctx)
+	now, err := a.options.Retire(ctx, a.options.Network.Snapshot())
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return ctx.Err() // the agent ends: the next one sees to it
 	}
@@ -117,6 +118,22 @@ func (a *Agent) retire(ctx context.Context) error {
 		}
 		return err
 	}
-	a.note(func(o *outcome) { o.retired, o.retireFault = true, "" })
+	a.note(func(o *outcome) { o.retirement, o.retireFault = now, "" })
+	a.logRetirement(last.retirement, now)
 	return nil
+}
+
+func (a *Agent) logRetirement(before, now Retirement) {
+	for _, warning := range now.Warnings {
+		if !slices.Contains(before.Warnings, warning) {
+			a.options.Log.Warn("something stays beside the datapath", "warning", warning)
+		}
+	}
+	switch {
+	case now.Drain.Active && !before.Drain.Active:
+		a.options.Log.Info("open connections of the other datapath go on", "entries", now.Drain.Entries)
+		a.loop.trigger() // what opened meanwhile should not have to wait
+	case before.Drain.Active && !now.Drain.Active:
+		a.options.Log.Info("the other datapath has drained")
+	}
 }

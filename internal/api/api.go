@@ -66,8 +66,7 @@ type Table struct {
 	Capacity int `json:"capacity"`
 }
 
-// Drain tells whether flows of the eBPF datapath are still served after the
-// node went back to iptables.
+// Drain tells whether the datapath of before still serves flows after a switch.
 type Drain struct {
 	Active  bool `json:"active"`
 	Entries int  `json:"entries"`

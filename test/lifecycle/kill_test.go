@@ -21,21 +21,24 @@ type startUp struct {
 	datapath string
 	more     []string // flags
 	config   string   // that the start-up finds changed; empty: it is not
+	idle     bool     // without open connections
 }
 
 const usualConfig, otherConfig = "nonMasqueradeCIDRs: [10.0.0.0/8]", "nonMasqueradeCIDRs: [10.0.0.0/9, 10.64.0.0/10, 192.168.0.0/16]"
 
 func startUps() []startUp {
 	all := []startUp{
-		{"iptables, first", "", "iptables", nil, ""},
-		{"iptables, other rules", "iptables", "iptables", []string{"--invalid=drop", "--to-ports=1024-65535"}, otherConfig},
-		{"ebpf, first", "", "ebpf", nil, ""},
-		{"ebpf, table of another size", "ebpf", "ebpf", []string{"--nat-table-size=4096"}, ""},
-		{"ebpf, other lists", "ebpf", "ebpf", nil, otherConfig},
-		{"iptables to ebpf", "iptables", "ebpf", nil, ""},
+		{"iptables, first", "", "iptables", nil, "", false},
+		{"iptables, other rules", "iptables", "iptables", []string{"--invalid=drop", "--to-ports=1024-65535"}, otherConfig, false},
+		{"ebpf, first", "", "ebpf", nil, "", false},
+		{"ebpf, table of another size", "ebpf", "ebpf", []string{"--nat-table-size=4096"}, "", false},
+		{"ebpf, other lists", "ebpf", "ebpf", nil, otherConfig, false},
+		{"iptables to ebpf", "iptables", "ebpf", nil, "", false},
+		{"ebpf to iptables", "ebpf", "iptables", nil, "", false},
+		{"ebpf to iptables, nothing open", "ebpf", "iptables", nil, "", true},
 	}
 	if long() {
-		return append(all, startUp{"ebpf, again", "ebpf", "ebpf", nil, ""})
+		return append(all, startUp{"ebpf, again", "ebpf", "ebpf", nil, "", false})
 	}
 	return all
 }
@@ -48,9 +51,7 @@ func TestKilledWhileStarting(t *testing.T) {
 	for _, s := range startUps() {
 		t.Run(s.name, func(t *testing.T) {
 			t.Parallel()
-			// Without conntrack, what netfilter translates would end with the rules.
-			conntrack := s.before != "" && s.before != s.datapath
-			w := &walk{node: newNode(t, lab.Options{Conntrack: conntrack}), startUp: s}
+			w := &walk{node: newNode(t, lab.Options{}), startUp: s}
 			clean := w.footprint()
 			steps := w.record()
 			t.Logf("%d changes, %d looked at: %s", len(steps), len(chosen(steps)), summary(steps))
@@ -70,12 +71,37 @@ type walk struct {
 	*node
 	startUp
 	whole []string // the pins of a whole start-up
+
+	tcp, udp, exempt netip.AddrPort
+}
+
+// listen has the remotes serve.
+func (w *walk) listen() {
+	w.t.Helper()
+	w.tcp, w.udp, w.exempt = w.serve("tcp", w.Remote.V4), w.serve("udp", w.Remote2.V4), w.serve("udp", w.Inside.V4)
+}
+
+// connect opens the connections that the start-up finds.
+func (w *walk) connect() []*lab.Conn {
+	w.t.Helper()
+	if w.before == "" || w.idle {
+		return nil
+	}
+	return []*lab.Conn{w.dial("tcp", w.tcp), w.dial("udp", w.udp)}
+}
+
+func closeAll(open []*lab.Conn) {
+	for _, c := range open {
+		_ = c.Close()
+	}
 }
 
 // record gives the changes that the start-up makes.
 func (w *walk) record() (steps []string) {
 	w.t.Helper()
 	w.prepare()
+	w.listen()
+	defer closeAll(w.connect())
 	if err := w.trace(func(what string) bool {
 		steps = append(steps, what)
 		return true
@@ -92,7 +118,11 @@ func (w *walk) prepare() {
 	switch {
 	case w.before == "":
 		w.cleanup()
-	case w.before != w.datapath || len(w.whole) == 0 || w.more != nil || w.startUp.config != "":
+	case w.before != w.datapath:
+		w.cleanup()
+		w.write(usualConfig)
+		w.once(w.before)
+	case len(w.whole) == 0 || w.more != nil || w.startUp.config != "":
 		w.write(usualConfig)
 		w.once(w.before)
 	}
@@ -116,12 +146,9 @@ func (w *walk) kill(before change) {
 		}
 	}()
 	w.prepare()
-	tcp, udp, exempt := w.serve("tcp", w.Remote.V4), w.serve("udp", w.Remote2.V4), w.serve("udp", w.Inside.V4)
-	var open []*lab.Conn
 	w.forget()
-	if w.before != "" {
-		open = append(open, w.dial("tcp", tcp), w.dial("udp", udp))
-	}
+	open := w.connect()
+	defer closeAll(open)
 	left := before.nth
 	if err := w.trace(func(what string) bool {
 		if what == before.what {
@@ -135,22 +162,25 @@ func (w *walk) kill(before change) {
 		w.t.Errorf("there was no %s", before)
 	}
 	if w.before != "" {
-		w.translates("tcp", tcp)
-		w.translates("udp", udp)
-		w.keeps(exempt)
-		w.noLeak()
+		w.served()
 	}
 	w.once(w.datapath, w.more...)
 	w.forget()
-	w.translates("tcp", tcp)
-	w.translates("udp", udp)
-	w.keeps(exempt)
+	w.served()
 	for _, c := range open {
 		w.goesOn(c)
-		_ = c.Close()
 	}
 	w.noLeak()
 	w.sane()
+}
+
+// served checks that new connections get what they should.
+func (w *walk) served() {
+	w.t.Helper()
+	w.translates("tcp", w.tcp)
+	w.translates("udp", w.udp)
+	w.keeps(w.exempt)
+	w.noLeak()
 }
 
 // keeps checks that an exempt destination sees the pod's address.
@@ -169,12 +199,13 @@ func (w *walk) sane() {
 	if s := w.status(); s.Datapath != w.datapath || len(s.Warnings) > 1 { // one says that no agent runs
 		w.t.Errorf("status %+v", s)
 	}
+	if w.datapath != "ebpf" {
+		return // the pins stay as long as flows drain
+	}
 	if got := w.ownPins(); !slices.Equal(got, w.whole) {
 		w.t.Errorf("pins %v, want %v", got, w.whole)
 	}
-	if w.datapath == "ebpf" {
-		w.wholePairs()
-	}
+	w.wholePairs()
 }
 
 // ownPins are the pins, if there is a pin directory.
