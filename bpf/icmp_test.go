@@ -43,29 +43,73 @@ var changes = map[string]func(d *datapath, h hosts, p packet) (inside, outside p
 // Trap 17: every sum over what a translation changes, in the packets and where
 // errors quote them, whole or cut after 8 octets, from either side.
 func TestChecksumsOfPacketsAndQuotes(t *testing.T) {
-	d := borrow(t, config{})
-	for _, h := range families {
-		for kind, p := range quotable(h) {
-			for change, open := range changes {
-				if kind == "SCTP" && change != "address" {
-					continue // its port never changes
-				}
-				t.Run(fmt.Sprintf("%v/%s/%s", h, kind, change), func(t *testing.T) {
-					d.forget(t, config{})
-					inside, outside := open(d, h, p)
-					d.take("plain reply", arrives(outside.reply(), translated, inside.reply()))
-					for _, quote := range []int{8, 16, 17, 18, 19, 20, -1} {
-						in := h.icmpError(h.router, outside.src, h.exceeded, 0, outside, quote)
-						out := h.icmpError(h.router, inside.src, h.exceeded, 0, inside, quote)
-						d.take(fmt.Sprintf("error from outside, quote of %d", quote), arrives(in, icmpError, halved(in, out, quote)))
-						in = h.icmpError(inside.src, h.remote, h.unreachable, 3, inside.reply(), quote)
-						out = h.icmpError(outside.src, h.remote, h.unreachable, 3, outside.reply(), quote)
-						d.take(fmt.Sprintf("error from inside, quote of %d", quote), leaves(in, icmpError, halved(in, out, quote)))
+	for _, way := range ways {
+		c := config{ctinfo: way.inPlace}
+		for _, h := range families {
+			for kind, p := range quotable(h) {
+				for change, open := range changes {
+					if kind == "SCTP" && change != "address" {
+						continue // its port never changes
 					}
-				})
+					t.Run(fmt.Sprintf("%v/%s/%s/%s", h, kind, change, way.name), func(t *testing.T) {
+						d := borrow(t, c)
+						d.summed = way.summed
+						inside, outside := open(d, h, p)
+						d.checkSums(h, inside, outside)
+					})
+				}
 			}
 		}
 	}
+}
+
+// checkSums takes what answers a flow's packet, and errors about both.
+func (d *datapath) checkSums(h hosts, inside, outside packet) {
+	d.Helper()
+	d.take("plain reply", arrives(outside.reply(), translated, inside.reply()))
+	for _, quote := range []int{8, 16, 17, 18, 19, 20, -1} {
+		in := h.icmpError(h.router, outside.src, h.exceeded, 0, outside, quote)
+		out := h.icmpError(h.router, inside.src, h.exceeded, 0, inside, quote)
+		d.take(fmt.Sprintf("error from outside, quote of %d", quote), arrives(in, icmpError, halved(in, out, quote)))
+		in = h.icmpError(inside.src, h.remote, h.unreachable, 3, inside.reply(), quote)
+		out = h.icmpError(outside.src, h.remote, h.unreachable, 3, outside.reply(), quote)
+		d.take(fmt.Sprintf("error from inside, quote of %d", quote), leaves(in, icmpError, halved(in, out, quote)))
+	}
+}
+
+// Checksums are changed by what changes under them, so what was damaged on its
+// way does not become right: who gets it still sees that.
+func TestWrongChecksumsStayWrong(t *testing.T) {
+	var rows []row
+	for name, damage := range map[string]func(p *packet){
+		"the packet's": func(p *packet) { p.wrong = true },
+		"its header's": func(p *packet) { p.wrongHeader = true },
+	} {
+		for kind, make := range map[string]func(h hosts) packet{
+			"TCP": func(h hosts) packet { return tcp(h.pod, 40000, h.remote, 80, "S").withBody([]byte("fast open")) },
+			"UDP": func(h hosts) packet { return udp(h.pod, 40000, h.remote, 53) },
+		} {
+			rows = append(rows, row{name: name + ", " + kind, trap: 17, config: config{ports: onlyPorts(50000, 50000)}, steps: func(h hosts) []step {
+				p := make(h)
+				if damage(&p); h.v6 {
+					p.wrongHeader = false // IPv6 has none
+				}
+				outside := p.from(h.node, 50000)
+				in, out := h.icmpError(h.router, h.node, h.exceeded, 0, outside, -1), h.icmpError(h.router, h.pod, h.exceeded, 0, p, -1)
+				steps := []step{leaves(p, opened, outside), arrives(outside.reply(), translated, p.reply()), arrives(in, icmpError, out)}
+				in, out = h.icmpError(h.pod, h.remote, h.unreachable, 3, p.reply(), -1), h.icmpError(h.node, h.remote, h.unreachable, 3, outside.reply(), -1)
+				return append(steps, leaves(in, icmpError, out))
+			}})
+		}
+	}
+	rows = append(rows, row{name: "an error's", trap: 17, steps: func(h hosts) []step {
+		p := udp(h.pod, 40000, h.remote, 53)
+		outside := p.from(h.node, 40000)
+		in, out := h.icmpError(h.router, h.node, h.exceeded, 0, outside, -1), h.icmpError(h.router, h.pod, h.exceeded, 0, p, -1)
+		in.wrong, out.wrong = true, true
+		return []step{leaves(p, opened, outside), arrives(in, icmpError, out)}
+	}})
+	runTable(t, rows)
 }
 
 // halved is out, but for half a checksum at the end of its quote: that stays as

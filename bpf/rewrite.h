@@ -91,6 +91,20 @@ static __always_inline int rewrite_address_v6(struct __sk_buff *skb,
 	return bpf_skb_store_bytes(skb, pkt->l3 + offset, addr, 16, 0);
 }
 
+/* Whether the packet's transport checksum is there, and none of 0. */
+static __always_inline bool has_checksum(struct __sk_buff *skb,
+					 const struct packet *pkt, __u32 check)
+{
+	__sum16 value;
+
+	if (check == CHECKSUM_NONE)
+		return false;
+	return !zero_is_none(pkt->proto) ||
+	       bpf_skb_load_bytes(skb, pkt->l4 + check, &value,
+				  sizeof(value)) ||
+	       value;
+}
+
 static __always_inline int rewrite_port(struct __sk_buff *skb,
 					const struct packet *pkt,
 					const enum family family,
@@ -98,11 +112,14 @@ static __always_inline int rewrite_port(struct __sk_buff *skb,
 					__be16 port)
 {
 	__u32 check = checksum_offset(pkt->proto, family);
+	/* No checksum makes up for the change in a sum over the packet. */
+	__u64 flags = BPF_F_RECOMPUTE_CSUM;
 	int err;
 
 	if (old == port || pkt->flags & PACKET_LATER)
 		return 0;
-	if (check != CHECKSUM_NONE) {
+	if (has_checksum(skb, pkt, check)) {
+		flags = 0;
 		err = bpf_l4_csum_replace(skb, pkt->l4 + check, old, port,
 					  checksum_flags(pkt->proto) |
 						  sizeof(port));
@@ -111,7 +128,7 @@ static __always_inline int rewrite_port(struct __sk_buff *skb,
 	}
 	return bpf_skb_store_bytes(skb,
 				   pkt->l4 + port_offset(pkt, family, side),
-				   &port, sizeof(port), 0);
+				   &port, sizeof(port), flags);
 }
 
 /* The transport checksum when addresses and a port change. */
