@@ -99,7 +99,7 @@ func withConntrack(v variant) bool { return v.conntrack || v.subject != ebpf }
 func table() []row {
 	var rows []row
 	for _, part := range [][]row{
-		histories(), choice(), ports(), hostTraffic(), inbound(), local(), whole(), raw(), icmpErrors(), bulk(),
+		histories(), choice(), ports(), hostTraffic(), inbound(), local(), whole(), raw(), icmpErrors(), routers(), bulk(),
 	} {
 		rows = append(rows, part...)
 	}
