@@ -262,18 +262,34 @@ func filter(ifindex int, dir direction, fd int, priority uint16) *netlink.BpfFil
 	}
 }
 
-// ensureClsact adds the qdisc if the link has none, and notes that it did.
+// ensureClsact adds the qdisc if the link has none. It is noted as ours before:
+// of a kill in between, cleanup has to find more in its notes than on the link.
 func (d *Datapath) ensureClsact(u *uplink) error {
+	if there, err := hasClsact(u); err != nil || there {
+		return err
+	}
+	u.value.Flags |= uint8(bpf.MasqUplinkFlagUPLINK_QDISC)
+	if _, err := d.writeUplink(u); err != nil {
+		return err
+	}
 	err := netlink.QdiscAdd(clsact(u.Index))
-	if errors.Is(err, unix.EEXIST) {
-		return nil
+	if errors.Is(err, unix.EEXIST) { // somebody else was faster
+		u.value.Flags &^= uint8(bpf.MasqUplinkFlagUPLINK_QDISC)
+		_, err := d.writeUplink(u)
+		return err
 	}
 	if err != nil {
 		return fmt.Errorf("add clsact qdisc: %w", err)
 	}
-	u.value.Flags |= uint8(bpf.MasqUplinkFlagUPLINK_QDISC)
-	_, err = d.writeUplink(u)
-	return err
+	return nil
+}
+
+func hasClsact(u *uplink) (bool, error) {
+	qdiscs, err := netlink.QdiscList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: u.Index}})
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return false, fmt.Errorf("list qdiscs: %w", err)
+	}
+	return slices.ContainsFunc(qdiscs, func(q netlink.Qdisc) bool { return q.Attrs().Parent == netlink.HANDLE_CLSACT }), nil
 }
 
 func clsact(ifindex int) *netlink.GenericQdisc {

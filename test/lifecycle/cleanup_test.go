@@ -120,7 +120,7 @@ func TestCleanupIsKilled(t *testing.T) {
 			trace := func(step func(string) bool) {
 				t.Helper()
 				n.once(datapath, "--enable-ipv6")
-				if err := runTraced(n.Node, []string{lab.AgentBinary(t), "cleanup"}, step); err != nil {
+				if err := runTraced(n.Node, []string{lab.AgentBinary(t), "cleanup"}, false, step); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -22,25 +22,35 @@ type startUp struct {
 	more     []string // flags
 	config   string   // that the start-up finds changed; empty: it is not
 	idle     bool     // without open connections
+	clsact   bool     // without TCX, as before Linux 6.6
 }
 
 const usualConfig, otherConfig = "nonMasqueradeCIDRs: [10.0.0.0/8]", "nonMasqueradeCIDRs: [10.0.0.0/9, 10.64.0.0/10, 192.168.0.0/16]"
 
 func startUps() []startUp {
+	size := []string{"--nat-table-size=4096"}
 	all := []startUp{
-		{"iptables, first", "", "iptables", nil, "", false},
-		{"iptables, other rules", "iptables", "iptables", []string{"--invalid=drop", "--to-ports=1024-65535"}, otherConfig, false},
-		{"ebpf, first", "", "ebpf", nil, "", false},
-		{"ebpf, table of another size", "ebpf", "ebpf", []string{"--nat-table-size=4096"}, "", false},
-		{"ebpf, other lists", "ebpf", "ebpf", nil, otherConfig, false},
-		{"iptables to ebpf", "iptables", "ebpf", nil, "", false},
-		{"ebpf to iptables", "ebpf", "iptables", nil, "", false},
-		{"ebpf to iptables, nothing open", "ebpf", "iptables", nil, "", true},
+		{name: "iptables, first", datapath: "iptables"},
+		{name: "iptables, other rules", before: "iptables", datapath: "iptables", more: []string{"--invalid=drop", "--to-ports=1024-65535"}, config: otherConfig},
+		{name: "ebpf, first", datapath: "ebpf"},
+		{name: "ebpf, first, on clsact", datapath: "ebpf", clsact: true},
+		{name: "ebpf, table of another size", before: "ebpf", datapath: "ebpf", more: size},
+		{name: "ebpf, table of another size, on clsact", before: "ebpf", datapath: "ebpf", more: size, clsact: true},
+		{name: "ebpf, other lists", before: "ebpf", datapath: "ebpf", config: otherConfig},
+		{name: "iptables to ebpf", before: "iptables", datapath: "ebpf"},
+		{name: "ebpf to iptables", before: "ebpf", datapath: "iptables"},
+		{name: "ebpf to iptables, nothing open", before: "ebpf", datapath: "iptables", idle: true},
 	}
-	if long() {
-		return append(all, startUp{"ebpf, again", "ebpf", "ebpf", nil, "", false})
+	if !long() {
+		return all
 	}
-	return all
+	return append(all,
+		startUp{name: "ebpf, again", before: "ebpf", datapath: "ebpf"},
+		startUp{name: "ebpf, again, on clsact", before: "ebpf", datapath: "ebpf", clsact: true},
+		startUp{name: "iptables to ebpf, on clsact", before: "iptables", datapath: "ebpf", clsact: true},
+		startUp{name: "ebpf to iptables, on clsact", before: "ebpf", datapath: "iptables", clsact: true},
+		startUp{name: "ebpf to iptables, on clsact, nothing open", before: "ebpf", datapath: "iptables", clsact: true, idle: true},
+	)
 }
 
 // An agent may be killed before any of the changes that it makes when it
@@ -132,8 +142,24 @@ func (w *walk) prepare() {
 }
 
 func (w *walk) trace(step func(string) bool) error {
-	args := append(w.flags(w.datapath, w.more...), "--once", "--metrics-bind-address=0")
-	return runTraced(w.Node, append([]string{lab.AgentBinary(w.t)}, args...), step)
+	return w.runTraced(w.datapath, w.more, step)
+}
+
+func (w *walk) runTraced(datapath string, more []string, step func(string) bool) error {
+	args := append(w.flags(datapath, more...), "--once", "--metrics-bind-address=0")
+	return runTraced(w.Node, append([]string{lab.AgentBinary(w.t)}, args...), w.clsact, step)
+}
+
+// once has an agent start and end that nobody kills.
+func (w *walk) once(datapath string, more ...string) {
+	w.t.Helper()
+	if !w.clsact {
+		w.node.once(datapath, more...)
+		return
+	}
+	if err := w.runTraced(datapath, more, func(string) bool { return true }); err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 // kill kills the start-up before a change, and lets the next agent come.
@@ -201,6 +227,13 @@ func (w *walk) sane() {
 	}
 	if w.datapath != "ebpf" {
 		return // the pins stay as long as flows drain
+	}
+	attach := "tcx"
+	if w.clsact {
+		attach = "tc"
+	}
+	if interfaces := w.status().Interfaces; len(interfaces) != 1 || interfaces[0].Attach != attach {
+		w.t.Errorf("interfaces %+v, want them attached by %s", interfaces, attach)
 	}
 	if got := w.ownPins(); !slices.Equal(got, w.whole) {
 		w.t.Errorf("pins %v, want %v", got, w.whole)

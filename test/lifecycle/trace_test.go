@@ -21,8 +21,9 @@ import (
 // runTraced runs a command in a namespace to its end, with a look at each system
 // call that is to change something in the kernel, of the command and of all that
 // it starts: step names it, before it is made. False from step kills all of
-// them, so that this change and all further ones are not made.
-func runTraced(ns *lab.Namespace, command []string, step func(what string) bool) error {
+// them, so that this change and all further ones are not made. Without TCX the
+// command takes the kernel for one before Linux 6.6.
+func runTraced(ns *lab.Namespace, command []string, withoutTCX bool, step func(what string) bool) error {
 	return ns.Do(func() error { // whose thread is the tracer, and nobody else's parent
 		var said bytes.Buffer
 		cmd := exec.CommandContext(context.Background(), command[0], command[1:]...)
@@ -31,7 +32,7 @@ func runTraced(ns *lab.Namespace, command []string, step func(what string) bool)
 		if err := cmd.Start(); err != nil {
 			return err
 		}
-		t := &tracer{root: cmd.Process.Pid, step: step}
+		t := &tracer{root: cmd.Process.Pid, withoutTCX: withoutTCX, step: step}
 		err := t.run()
 		_ = cmd.Wait() // for its output: it has been waited for itself
 		if err != nil {
@@ -43,10 +44,11 @@ func runTraced(ns *lab.Namespace, command []string, step func(what string) bool)
 
 // tracer follows a process with its threads and children by ptrace(2).
 type tracer struct {
-	root   int
-	step   func(what string) bool
-	killed bool
-	status syscall.WaitStatus // of root, once it has ended
+	root       int
+	withoutTCX bool
+	step       func(what string) bool
+	killed     bool
+	status     syscall.WaitStatus // of root, once it has ended
 }
 
 const (
@@ -115,6 +117,9 @@ func (t *tracer) look(pid int) error {
 		return ignoreGone(err)
 	}
 	what := call.change(pid)
+	if what == "attach" && t.withoutTCX {
+		return ignoreGone(call.spoil(pid)) // and so changes nothing
+	}
 	if what == "" || t.killed || t.step(what) {
 		return nil
 	}
@@ -153,6 +158,14 @@ func (c *systemCall) read(pid int) error {
 		return errno
 	}
 	return nil
+}
+
+// spoil makes a BPF_LINK_CREATE one that asks for a kind of attachment that no
+// kernel has: EINVAL, as for one that this kernel does not know yet.
+func (c *systemCall) spoil(pid int) error {
+	const attachType = 8 // its offset in union bpf_attr
+	_, err := syscall.PtracePokeData(pid, uintptr(c.Args[1]+attachType), []byte{0xff, 0xff, 0, 0})
+	return err
 }
 
 // change says what the call is to change; empty: nothing that outlives its
