@@ -38,13 +38,13 @@ func soakTime(t *testing.T) time.Duration {
 func TestSoak(t *testing.T) {
 	s := &soak{node: newNode(t, lab.Options{})}
 	s.hurry()
-	s.start()
+	s.start("ebpf")
 	s.forget()
 	s.hold("tcp")
 	s.hold("udp")
 	load := s.load(4)
 	begin, lasts := time.Now(), soakTime(t)
-	s.rounds(begin.Add(lasts*2/3), s.kill)
+	s.rounds(begin.Add(lasts*2/3), s.disturb)
 	s.sizes = nil
 	s.rounds(begin.Add(lasts), func() {})
 	s.notGrown()
@@ -67,9 +67,9 @@ type soak struct {
 // size is what an agent has taken.
 type size struct{ resident, descriptors int }
 
-func (s *soak) start() {
+func (s *soak) start(datapath string) {
 	s.t.Helper()
-	s.agent = lab.StartAgent(s.t, s.Node, s.flags("ebpf", "--invalid=drop")...)
+	s.agent = lab.StartAgent(s.t, s.Node, s.flags(datapath, "--invalid=drop")...)
 }
 
 // hold opens a connection that exchanges something all the time, until the end
@@ -155,11 +155,22 @@ func (s *soak) pods() {
 	s.batch(script.String() + "link del group 7\n")
 }
 
-// kill kills the agent and starts another.
-func (s *soak) kill() {
+// disturb kills the agent and starts another, one of the other datapath in every
+// second round.
+func (s *soak) disturb() {
+	s.t.Helper()
+	if s.round%2 == 1 {
+		s.kill("iptables")
+		s.within(promptly, "the programs closed", func() bool { return s.status().Drain.Active })
+	}
+	s.kill("ebpf")
+	s.within(promptly, "no jump", func() bool { return !strings.Contains(s.rules(), "-A POSTROUTING") })
+}
+
+func (s *soak) kill(next string) {
 	s.t.Helper()
 	s.agent.Kill()
-	s.start()
+	s.start(next)
 }
 
 // measure notes how large the agent is.

@@ -62,7 +62,9 @@ func (n *node) switchTo(a *lab.Agent, datapath string, more ...string) *lab.Agen
 func TestSwitch(t *testing.T) {
 	for _, conntrack := range []bool{false, true} {
 		t.Run(fmt.Sprintf("conntrack=%v", conntrack), func(t *testing.T) {
-			t.Parallel()
+			if !long() { // then one is all that two cores can do
+				t.Parallel()
+			}
 			n := newNode(t, lab.Options{Pods: 2, RoutedPods: -1, Conntrack: conntrack})
 			switchThereAndBack(n, conntrack)
 		})
