@@ -12,6 +12,7 @@
 #include "parse.h"
 #include "policy.h"
 #include "rewrite.h"
+#include "sticky.h"
 
 #define AF_INET 2
 
@@ -372,6 +373,9 @@ static __always_inline enum verdict open_flow(struct __sk_buff *skb,
 	if (verdict != VERDICT_OPENED)
 		return verdict;
 	flow.nat_port = s->port;
+	/* Before it can be found: see flows_moved(). */
+	if (has_own_address(s, family))
+		note_moved(family, now);
 	err = insert_flow(&pkt->tuple, &flow, &s->addr, family);
 	if (!err)
 		return VERDICT_OPENED;

@@ -12,6 +12,7 @@
 #include "policy.h"
 #include "rewrite.h"
 #include "stats.h"
+#include "sticky.h"
 #include "talker.h"
 
 /*
@@ -239,6 +240,30 @@ left_to_others(struct __sk_buff *skb, struct scratch *s,
 	s->usable =
 		masquerade_address(skb, &s->packet, family, uplink, &s->addr);
 	return !has_own_address(s, family) || !clashes(s, family, now);
+}
+
+/*
+ * Packets that need no translation and can be of no flow, as most are: they do
+ * not pay for the flows of others. VERDICT_UNDECIDED: it takes a closer look.
+ */
+static __always_inline enum verdict
+left_alone(struct __sk_buff *skb, struct scratch *s, const enum family family,
+	   const struct uplink *uplink, bool keep, __u64 now)
+{
+	union address src;
+
+	if (is_closed(uplink, family))
+		return VERDICT_UNDECIDED;
+	if (keep)
+		return flows_to_exempt(family) ? VERDICT_UNDECIDED :
+						 VERDICT_KEEP_CIDR;
+	/* With one address, the node's own are known without their route. */
+	source(&s->packet, family, &src);
+	if (is_only_address(uplink, &src, family) &&
+	    !(s->packet.flags & PACKET_ERROR) && !flows_moved(family) &&
+	    nodes_own(skb, s, family, uplink, now))
+		return VERDICT_KEEP_NODE;
+	return VERDICT_UNDECIDED;
 }
 
 #endif

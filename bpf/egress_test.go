@@ -155,7 +155,7 @@ func TestDestinationDecides(t *testing.T) {
 			p := udp(h.pod, 40000, h.remote, 53)
 			return []step{
 				leaves(p, opened, p.from(h.node, 40000)),
-				do(func(d *datapath) { d.cidr(host(h.remote), MasqCidrVerdictCIDR_KEEP) }),
+				do(func(d *datapath) { d.exempt(host(h.remote)) }),
 				leaves(p, translated, p.from(h.node, 40000)),
 				arrives(p.from(h.node, 40000).reply(), translated, p.reply()),
 				leaves(udp(h.pod, 40001, h.remote, 53), keepCIDR),

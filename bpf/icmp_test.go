@@ -201,7 +201,7 @@ func TestErrorsAndFlows(t *testing.T) {
 			outside := p.from(h.node, 40000)
 			return []step{
 				leaves(p, opened, outside),
-				do(func(d *datapath) { d.cidr(host(h.remote), MasqCidrVerdictCIDR_KEEP) }),
+				do(func(d *datapath) { d.exempt(host(h.remote)) }),
 				leaves(h.icmpError(h.pod, h.remote, h.unreachable, 3, p.reply(), 8), icmpError,
 					h.icmpError(h.node, h.remote, h.unreachable, 3, outside.reply(), 8)),
 			}

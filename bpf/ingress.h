@@ -71,24 +71,6 @@ static __always_inline enum verdict reply_of_flow(struct __sk_buff *skb,
 	return VERDICT_TRANSLATED;
 }
 
-/* Whether replies from addr leave with it as the node's own, and need no note.
- */
-static __always_inline bool is_only_address(const struct uplink *uplink,
-					    const union address *addr,
-					    const enum family family)
-{
-	union address only;
-
-	if (family == FAMILY_V4) {
-		only.v4 = uplink->addr_v4;
-		return uplink->flags & UPLINK_ONE_V4 &&
-		       same_address(addr, &only, family);
-	}
-	__builtin_memcpy(only.v6, uplink->addr_v6, 16);
-	return uplink->flags & UPLINK_ONE_V6 &&
-	       same_address(addr, &only, family);
-}
-
 /*
  * A packet that is no reply of ours. If its answers would be masqueraded, note
  * what it opens: a connection to a pod, to an address that the node passes on,

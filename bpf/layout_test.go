@@ -102,6 +102,8 @@ func TestSizesOfKeysAndValues(t *testing.T) {
 		MasqMapTalkersV4:   {12, 24},
 		MasqMapTalkersV6:   {36, 32},
 		MasqMapUplinks:     {4, 32},
+		MasqMapSticky:      {4, 16},
+		MasqMapMoved:       {4, 8},
 		MasqMapAddressesV4: {12, 4},
 		MasqMapAddressesV6: {24, 16},
 		MasqMapNodeV4:      {4, 4},
@@ -136,7 +138,7 @@ func TestSizesInGo(t *testing.T) {
 		"reverse_v4": MasqReverseV4{}, "reverse_v6": MasqReverseV6{}, "inbound": MasqInbound{},
 		"fragment_key_v4": MasqFragmentKeyV4{}, "fragment_key_v6": MasqFragmentKeyV6{}, "fragment": MasqFragment{},
 		"talker_key_v4": MasqTalkerKeyV4{}, "talker_key_v6": MasqTalkerKeyV6{},
-		"talker_v4": MasqTalkerV4{}, "talker_v6": MasqTalkerV6{}, "uplink": MasqUplink{},
+		"talker_v4": MasqTalkerV4{}, "talker_v6": MasqTalkerV6{}, "uplink": MasqUplink{}, "sticky": MasqSticky{},
 		"address_rule_v4": MasqAddressRuleV4{}, "address_rule_v6": MasqAddressRuleV6{},
 		"cidr_v4": MasqCidrV4{}, "cidr_v6": MasqCidrV6{}, "port_pool": MasqPortPool{}, "counter": MasqCounter{},
 		"sweep_request": MasqSweepRequest{}, "event": MasqEvent{},
@@ -156,7 +158,7 @@ func TestSizesInGo(t *testing.T) {
 // will not load on an old kernel one day, and should be seen before.
 func TestInstructionCeilings(t *testing.T) {
 	ceilings := map[string]uint32{
-		MasqProgMasqEgress:    37500,
+		MasqProgMasqEgress:    41000,
 		MasqProgMasqIngress:   16500,
 		MasqProgSweepV4:       1700,
 		MasqProgSweepV6:       1700,

@@ -162,6 +162,26 @@ struct {
 	__type(value, struct uplink);
 } uplinks SEC(".maps");
 
+/*
+ * What the agent knows of flows that other rules would leave alone, by family.
+ * It says that there are such before it makes some, and that there are none
+ * when it has looked at all flows. One that died left what is safe.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, FAMILY_COUNT);
+	__type(key, __u32);
+	__type(value, struct sticky);
+} sticky SEC(".maps");
+
+/* When the datapath last moved a flow of the node's own, by family. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, FAMILY_COUNT);
+	__type(key, __u32);
+	__type(value, __u64);
+} moved SEC(".maps");
+
 /* Masquerade addresses of the uplinks that have several. By the agent. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);

@@ -15,6 +15,7 @@
 #include "parse.h"
 #include "policy.h"
 #include "stats.h"
+#include "sticky.h"
 #include "sweep.h"
 
 /* Keeps the enums that no map mentions in the BTF, where bpf2go finds them. */
@@ -62,12 +63,18 @@ static __always_inline enum verdict egress_verdict(struct __sk_buff *skb,
 	enum verdict verdict;
 	struct packet *pkt;
 	union address dst;
+	bool keep;
 
 	if (!uplink || !s)
 		return VERDICT_NOT_IP;
 	pkt = &s->packet;
 	s->ended = false;
 	verdict = read_packet(skb, pkt, family, uplink, DIRECTION_EGRESS, now);
+	if (verdict)
+		return verdict;
+	destination(pkt, family, &dst);
+	keep = cidr_keeps(&dst, family);
+	verdict = left_alone(skb, s, family, uplink, keep, now);
 	if (verdict)
 		return verdict;
 	if (pkt->flags & PACKET_ERROR)
@@ -80,8 +87,7 @@ static __always_inline enum verdict egress_verdict(struct __sk_buff *skb,
 	if (is_closed(uplink, family) &&
 	    left_to_others(skb, s, family, uplink, now))
 		return VERDICT_CLOSED;
-	destination(pkt, family, &dst);
-	if (cidr_keeps(&dst, family))
+	if (keep)
 		return VERDICT_KEEP_CIDR;
 	if (nodes_own(skb, s, family, uplink, now))
 		return VERDICT_KEEP_NODE;

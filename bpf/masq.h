@@ -280,6 +280,16 @@ struct uplink {
 };
 
 /*
+ * Which packets that are left alone by themselves may belong to a flow all the
+ * same, and have to be looked up: those of flows that are older than the
+ * exemption of their destination, and the node's own that were moved.
+ */
+struct sticky {
+	__u64 exempt; /* not 0: some may go where it is exempt now */
+	__u64 moved; /* those that were moved before then have ended */
+};
+
+/*
  * Which masquerade address an uplink uses: by next hop (IPv4) or destination
  * (IPv6). prefixlen counts the 32 bits of the interface index too.
  */

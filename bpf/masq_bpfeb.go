@@ -304,6 +304,12 @@ type MasqScratch struct {
 	Told   [22]uint64
 }
 
+type MasqSticky struct {
+	_      structs.HostLayout
+	Exempt uint64
+	Moved  uint64
+}
+
 type MasqSweepMode uint32
 
 const (
@@ -438,6 +444,7 @@ const (
 	MasqMapFragmentsV6    = "fragments_v6"
 	MasqMapInboundV4      = "inbound_v4"
 	MasqMapInboundV6      = "inbound_v6"
+	MasqMapMoved          = "moved"
 	MasqMapNodeV4         = "node_v4"
 	MasqMapNodeV6         = "node_v6"
 	MasqMapNonmasqV4      = "nonmasq_v4"
@@ -446,6 +453,7 @@ const (
 	MasqMapReverseV4      = "reverse_v4"
 	MasqMapReverseV6      = "reverse_v6"
 	MasqMapScratch        = "scratch"
+	MasqMapSticky         = "sticky"
 	MasqMapTalkersV4      = "talkers_v4"
 	MasqMapTalkersV6      = "talkers_v6"
 	MasqMapTimeouts       = "timeouts"
@@ -532,6 +540,7 @@ type MasqMapSpecs struct {
 	FragmentsV6 *ebpf.MapSpec `ebpf:"fragments_v6"`
 	InboundV4   *ebpf.MapSpec `ebpf:"inbound_v4"`
 	InboundV6   *ebpf.MapSpec `ebpf:"inbound_v6"`
+	Moved       *ebpf.MapSpec `ebpf:"moved"`
 	NodeV4      *ebpf.MapSpec `ebpf:"node_v4"`
 	NodeV6      *ebpf.MapSpec `ebpf:"node_v6"`
 	NonmasqV4   *ebpf.MapSpec `ebpf:"nonmasq_v4"`
@@ -540,6 +549,7 @@ type MasqMapSpecs struct {
 	ReverseV4   *ebpf.MapSpec `ebpf:"reverse_v4"`
 	ReverseV6   *ebpf.MapSpec `ebpf:"reverse_v6"`
 	Scratch     *ebpf.MapSpec `ebpf:"scratch"`
+	Sticky      *ebpf.MapSpec `ebpf:"sticky"`
 	TalkersV4   *ebpf.MapSpec `ebpf:"talkers_v4"`
 	TalkersV6   *ebpf.MapSpec `ebpf:"talkers_v6"`
 	Timeouts    *ebpf.MapSpec `ebpf:"timeouts"`
@@ -592,6 +602,7 @@ type MasqMaps struct {
 	FragmentsV6 *ebpf.Map `ebpf:"fragments_v6"`
 	InboundV4   *ebpf.Map `ebpf:"inbound_v4"`
 	InboundV6   *ebpf.Map `ebpf:"inbound_v6"`
+	Moved       *ebpf.Map `ebpf:"moved"`
 	NodeV4      *ebpf.Map `ebpf:"node_v4"`
 	NodeV6      *ebpf.Map `ebpf:"node_v6"`
 	NonmasqV4   *ebpf.Map `ebpf:"nonmasq_v4"`
@@ -600,6 +611,7 @@ type MasqMaps struct {
 	ReverseV4   *ebpf.Map `ebpf:"reverse_v4"`
 	ReverseV6   *ebpf.Map `ebpf:"reverse_v6"`
 	Scratch     *ebpf.Map `ebpf:"scratch"`
+	Sticky      *ebpf.Map `ebpf:"sticky"`
 	TalkersV4   *ebpf.Map `ebpf:"talkers_v4"`
 	TalkersV6   *ebpf.Map `ebpf:"talkers_v6"`
 	Timeouts    *ebpf.Map `ebpf:"timeouts"`
@@ -621,6 +633,7 @@ func (m *MasqMaps) Close() error {
 		m.FragmentsV6,
 		m.InboundV4,
 		m.InboundV6,
+		m.Moved,
 		m.NodeV4,
 		m.NodeV6,
 		m.NonmasqV4,
@@ -629,6 +642,7 @@ func (m *MasqMaps) Close() error {
 		m.ReverseV4,
 		m.ReverseV6,
 		m.Scratch,
+		m.Sticky,
 		m.TalkersV4,
 		m.TalkersV6,
 		m.Timeouts,

@@ -151,6 +151,23 @@ node_address(const union address *addr, const enum family family)
 	return bpf_map_lookup_elem(&node_v6, addr->v6);
 }
 
+/* Whether addr is the one that everything leaves an uplink with. */
+static __always_inline bool is_only_address(const struct uplink *uplink,
+					    const union address *addr,
+					    const enum family family)
+{
+	union address only;
+
+	if (family == FAMILY_V4) {
+		only.v4 = uplink->addr_v4;
+		return uplink->flags & UPLINK_ONE_V4 &&
+		       same_address(addr, &only, family);
+	}
+	__builtin_memcpy(only.v6, uplink->addr_v6, 16);
+	return uplink->flags & UPLINK_ONE_V6 &&
+	       same_address(addr, &only, family);
+}
+
 /*
  * Whether the packet can be a flow's first, as conntrack has it with
  * nf_conntrack_tcp_loose on: a bare ACK picks up a connection in the middle.

@@ -180,6 +180,10 @@ func (d *datapath) forget(t testing.TB, c config) {
 	} {
 		empty(t, m)
 	}
+	for _, is6 := range []bool{false, true} {
+		d.sticky(is6, MasqSticky{})
+		d.put(d.Moved, familyIndex(is6), uint64(0))
+	}
 	d.ifindex = loopbackIndex
 	d.summed = false
 	d.fill(c)

@@ -24,7 +24,7 @@ const drainLimit = 24 * time.Hour
 // syncCIDRs makes the tries hold exactly the policy's prefixes.
 func (d *Datapath) syncCIDRs(policy *prefix.Policy) error {
 	for _, f := range d.families {
-		if err := d.syncTrie(f, policy.Entries(f.is6)); err != nil {
+		if err := d.syncTrie(f, policy); err != nil {
 			return fmt.Errorf("%s: %w", f, err)
 		}
 	}
@@ -34,12 +34,13 @@ func (d *Datapath) syncCIDRs(policy *prefix.Policy) error {
 // syncTrie compares with what the trie has, whoever put it there, and changes
 // it in place. An address that is exempt before and after is so throughout:
 // additions come first, longest prefix first, then deletions, shortest first.
-func (d *Datapath) syncTrie(f *family, entries []prefix.Entry) error {
+func (d *Datapath) syncTrie(f *family, policy *prefix.Policy) error {
 	have := make(map[netip.Prefix]bpf.MasqCidrVerdict)
 	err := eachCIDR(f, f.nonmasq, func(p netip.Prefix, verdict bpf.MasqCidrVerdict) { have[p] = verdict })
 	if err != nil {
 		return fmt.Errorf("read trie: %w", err)
 	}
+	entries := policy.Entries(f.is6)
 	want := make(map[netip.Prefix]bpf.MasqCidrVerdict, len(entries))
 	for _, e := range entries {
 		want[e.Prefix] = cidrVerdict(e.Verdict)
@@ -47,8 +48,14 @@ func (d *Datapath) syncTrie(f *family, entries []prefix.Entry) error {
 	if f.left.cidrs != nil && !gomaps.Equal(have, f.left.cidrs) {
 		d.repaired(f.String() + " CIDRs")
 	}
+	same := gomaps.Equal(have, want)
+	if !same || f.left.cidrs == nil { // or an agent may have died in the middle
+		if err := f.sticky.unsettle(policy); err != nil {
+			return err
+		}
+	}
 	f.left.cidrs = nil // until all is written
-	if gomaps.Equal(have, want) {
+	if same {
 		f.left.cidrs = want
 		return f.endDrained(nil)
 	}

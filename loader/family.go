@@ -24,6 +24,7 @@ type family struct {
 	addresses *ebpf.Map
 	node      *ebpf.Map
 	sweep     *ebpf.Program
+	sticky    *sticky
 	left      familyLeft
 }
 
@@ -33,12 +34,14 @@ func newFamilies(spec *ebpf.CollectionSpec, m *maps, ipv6 bool) ([]*family, erro
 	families := []*family{{
 		flows: m.FlowsV4, reverse: m.ReverseV4, nonmasq: m.NonmasqV4,
 		draining: m.DrainingV4, addresses: m.AddressesV4, node: m.NodeV4,
+		sticky: newSticky(m, bpf.MasqFamilyFAMILY_V4),
 	}}
 	names := []string{bpf.MasqProgSweepV4}
 	if ipv6 {
 		families = append(families, &family{
 			is6: true, flows: m.FlowsV6, reverse: m.ReverseV6, nonmasq: m.NonmasqV6,
 			draining: m.DrainingV6, addresses: m.AddressesV6, node: m.NodeV6,
+			sticky: newSticky(m, bpf.MasqFamilyFAMILY_V6),
 		})
 		names = append(names, bpf.MasqProgSweepV6)
 	}
@@ -156,6 +159,23 @@ func (f *flow) natAddr(is6 bool) netip.Addr {
 		return fromAddr6(f.natAddr6)
 	}
 	return fromAddr4(f.natAddr4)
+}
+
+// dst is where f goes.
+func (f *flow) dst(is6 bool) netip.Addr {
+	if is6 {
+		return fromAddr6(f.key6.Daddr)
+	}
+	return fromAddr4(f.key4.Daddr)
+}
+
+// isMoved reports whether f is the node's own, moved out of a pod's way: only
+// its port is another.
+func (f *flow) isMoved(is6 bool) bool {
+	if is6 {
+		return f.key6.Saddr == f.natAddr6 && f.key6.Sport != f.natPort
+	}
+	return f.key4.Saddr == f.natAddr4 && f.key4.Sport != f.natPort
 }
 
 // eachFlow visits all flows. The flow is overwritten after each visit. Flows

@@ -198,7 +198,20 @@ func (d *Datapath) Sync(ctx context.Context, policy *prefix.Policy, network *rou
 	if err == nil {
 		err = d.endTakeover()
 	}
+	d.settle()
 	return errors.Join(err, d.endStrandedFlows(network))
+}
+
+// settle has flows be searched once the CIDRs are in place, unless programs run
+// that use other maps of flows.
+func (d *Datapath) settle() {
+	changed := false
+	for _, f := range d.families {
+		changed = len(d.maps.before) == 0 && f.sticky.settle() || changed
+	}
+	if changed {
+		d.sweeper.soon()
+	}
 }
 
 // Close gives up handles and goroutines. The programs go on.

@@ -140,7 +140,7 @@ func (n *node) run(name string, args ...string) string {
 // await waits for something that takes a moment.
 func (n *node) await(what string, is func() bool) {
 	n.t.Helper()
-	for end := time.Now().Add(5 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			n.t.Fatalf("%s does not come", what)
 		}

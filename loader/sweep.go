@@ -87,7 +87,7 @@ func (s *sweeper) run(ctx context.Context) {
 		case <-time.After(interval):
 		case <-s.wanted:
 		}
-		full, err := s.sweep()
+		again, err := s.sweep()
 		if err != nil && err.Error() != fault {
 			s.log.Error("sweep failed, trying again", "error", err)
 		}
@@ -99,7 +99,7 @@ func (s *sweeper) run(ctx context.Context) {
 			return
 		}
 		interval = sweepInterval - pressureInterval
-		if full > pressure {
+		if again {
 			interval = 0
 		}
 	}
@@ -123,29 +123,35 @@ func (s *sweeper) work() (took time.Duration, swept, early uint64) {
 	return s.took, s.swept, s.early
 }
 
-// sweep ends the flows that are past their time, and says how full the fullest
-// table was.
-func (s *sweeper) sweep() (full float64, err error) {
+// sweep ends the flows that are past their time. It reports whether there will be
+// something to do soon: a table is nearly full, or what is left leaves open what
+// the datapath has to expect.
+func (s *sweeper) sweep() (again bool, err error) {
 	begin := time.Now()
 	timeouts, err := readTimeouts(s.timeouts)
 	if err != nil {
-		return 0, err
+		return false, err
 	}
 	var found census
 	crowds, swept, early := make(crowdCounter), 0, 0
 	orphans := begin.Sub(s.searched) >= orphanInterval
 	for _, f := range s.families {
 		if found.opened[f.number()], err = s.counters.opened(f.number()); err != nil {
-			return 0, fmt.Errorf("%s: %w", f, err)
+			return false, fmt.Errorf("%s: %w", f, err)
 		}
-		flows, ended, room, err := f.sweepFlows(timeouts, crowds)
+		look := f.sticky.begin()
+		flows, ended, room, err := f.sweepFlows(timeouts, crowds, look)
 		if err == nil && orphans {
 			err = s.sweepOrphans(f)
 		}
 		if err != nil {
-			return 0, fmt.Errorf("%s: %w", f, err)
+			return false, fmt.Errorf("%s: %w", f, err)
 		}
-		full = max(full, float64(flows)/float64(f.flows.MaxEntries()))
+		unclear, err := f.sticky.conclude(look)
+		if err != nil {
+			return false, fmt.Errorf("%s: %w", f, err)
+		}
+		again = again || unclear || float64(flows) > pressure*float64(f.flows.MaxEntries())
 		found.flows[f.number()] = flows - ended - room
 		swept, early = swept+ended+room, early+room
 	}
@@ -158,18 +164,19 @@ func (s *sweeper) sweep() (full float64, err error) {
 	s.took, s.last = time.Since(begin), &found
 	s.swept += uint64(swept)
 	s.early += uint64(early)
-	return full, nil
+	return again, nil
 }
 
 // sweepFlows ends the flows of a family that are past their time and, where the
 // table is nearly full, those that nobody would miss. It says how many flows
 // there were, how many were past their time and how many made room, and counts
-// those that stay by their remotes.
-func (f *family) sweepFlows(timeouts []time.Duration, crowds crowdCounter) (flows, ended, room int, err error) {
+// those that stay by their remotes. All of them are looked at.
+func (f *family) sweepFlows(timeouts []time.Duration, crowds crowdCounter, look *search) (flows, ended, room int, err error) {
 	var candidates unassured
 	now := monotonic()
 	ended, err = f.end(bpf.MasqSweepModeSWEEP_EXPIRED, func(e *flow) bool {
 		flows++
+		look.add(e, f.is6)
 		if int64(now)-int64(e.lastSeen) >= int64(timeouts[e.state]+sweepGrace) {
 			return true
 		}
