@@ -6,18 +6,11 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"testing"
 
-	"helm.sh/helm/v4/pkg/chart/common"
-	"helm.sh/helm/v4/pkg/chart/common/util"
 	chartv2 "helm.sh/helm/v4/pkg/chart/v2"
-	"helm.sh/helm/v4/pkg/chart/v2/loader"
-	"helm.sh/helm/v4/pkg/engine"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -26,6 +19,8 @@ import (
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
+
+	"ip-masq-agent/test/kubernetes/chart"
 )
 
 // deploy is the directory under test.
@@ -57,11 +52,11 @@ func kustomize(t *testing.T, dir string) []byte {
 
 func loadChart(t *testing.T) *chartv2.Chart {
 	t.Helper()
-	chart, err := loader.Load(filepath.Join(deploy, "helm", "ip-masq-agent"))
+	loaded, err := chart.Load(filepath.Join(deploy, "helm", "ip-masq-agent"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return chart
+	return loaded
 }
 
 // helm renders the chart with values, which are YAML, and checks them against
@@ -72,23 +67,7 @@ func helm(t *testing.T, values string) ([]byte, error) {
 	if err := yaml.UnmarshalStrict([]byte(values), &parsed); err != nil {
 		t.Fatal(err)
 	}
-	release := common.ReleaseOptions{Name: "ip-masq-agent", Namespace: "kube-system", IsInstall: true, Revision: 1}
-	chart := loadChart(t)
-	all, err := util.ToRenderValues(chart, parsed, release, common.DefaultCapabilities)
-	if err != nil {
-		return nil, err
-	}
-	files, err := (engine.Engine{Strict: true}).RenderWithContext(t.Context(), chart, all)
-	if err != nil {
-		return nil, err
-	}
-	var out bytes.Buffer
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		if text := strings.TrimSpace(files[name]); strings.HasSuffix(name, ".yaml") && text != "" {
-			out.WriteString("---\n" + text + "\n")
-		}
-	}
-	return out.Bytes(), nil
+	return chart.Render(t.Context(), filepath.Join(deploy, "helm", "ip-masq-agent"), parsed)
 }
 
 // objects decodes all documents of a manifest: unknown fields, duplicate keys
