@@ -6,6 +6,7 @@
 
 #include "alloc.h"
 #include "conntrack.h"
+#include "fastpath.h"
 #include "icmp.h"
 #include "nat.h"
 #include "packet.h"
@@ -42,10 +43,9 @@ static __always_inline enum verdict translate_source(struct __sk_buff *skb,
  * today. A flow that now leaves through another uplink does not: its address
  * would be wrong there (nf_nat_oif_changed()).
  */
-static __always_inline enum verdict existing_flow(struct __sk_buff *skb,
-						  struct scratch *s,
-						  const enum family family,
-						  __u64 now)
+static __always_inline enum verdict
+existing_flow(struct __sk_buff *skb, struct scratch *s,
+	      const struct uplink *uplink, const enum family family, __u64 now)
 {
 	const struct packet *pkt = &s->packet;
 	struct flow *flow;
@@ -71,6 +71,7 @@ static __always_inline enum verdict existing_flow(struct __sk_buff *skb,
 	s->port = flow->nat_port;
 	if (refresh(flow, pkt, now, DIRECTION_EGRESS))
 		note_talker(pkt, &s->addr, family, now);
+	note_way_out(skb, flow, pkt, uplink, family);
 	return translate_source(skb, s, family, VERDICT_TRANSLATED);
 }
 

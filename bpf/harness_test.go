@@ -63,6 +63,7 @@ type config struct {
 	noIPv6      bool
 	ctLookup    bool
 	ctinfo      bool
+	fastPath    bool // with ctinfo
 	slot        uint32
 	noHeader    bool // the uplink's frames begin with the IP header
 	noAddress   bool // the uplink has no address of its own
@@ -137,6 +138,7 @@ func spec(t testing.TB, c config) *ebpf.CollectionSpec {
 		MasqVarCfgDropInvalid: !c.passInvalid,
 		MasqVarCfgCtinfo:      c.ctinfo,
 		MasqVarCfgCtLookup:    c.ctLookup,
+		MasqVarCfgFastPath:    c.fastPath,
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			t.Fatalf("set %s: %v", name, err)
@@ -216,7 +218,7 @@ func shrink(s *ebpf.CollectionSpec, c config) {
 	s.Maps[MasqMapReverseV4].MaxEntries, s.Maps[MasqMapReverseV6].MaxEntries = reverses, reverses
 	for _, name := range []string{
 		MasqMapInboundV4, MasqMapInboundV6, MasqMapFragmentsV4, MasqMapFragmentsV6,
-		MasqMapNodeV4, MasqMapNodeV6, MasqMapTalkersV4, MasqMapTalkersV6,
+		MasqMapNodeV4, MasqMapNodeV6, MasqMapTalkersV4, MasqMapTalkersV6, MasqMapWaysV4, MasqMapWaysV6,
 	} {
 		s.Maps[name].MaxEntries = 512
 	}

@@ -5,6 +5,7 @@
 /* The rules for packets that come in. */
 
 #include "conntrack.h"
+#include "fastpath.h"
 #include "icmp.h"
 #include "nat.h"
 #include "packet.h"
@@ -48,6 +49,7 @@ static __always_inline enum verdict reply_of_flow(struct __sk_buff *skb,
 	const struct packet *pkt = &s->packet;
 	struct flow *flow;
 	union address dst;
+	bool fast;
 
 	if (pkt->flags & PACKET_QUERY)
 		return VERDICT_UNDECIDED;
@@ -66,9 +68,10 @@ static __always_inline enum verdict reply_of_flow(struct __sk_buff *skb,
 	if (same_address(&dst, &s->addr, family) &&
 	    s->port == port_of(&pkt->tuple, family, SIDE_DESTINATION))
 		return VERDICT_NO_FLOW;
+	fast = has_way_back(skb, flow, pkt, family);
 	if (rewrite(skb, family, SIDE_DESTINATION))
 		return VERDICT_DROP_UNSUPPORTED;
-	return VERDICT_TRANSLATED;
+	return fast ? forward(skb, s, family) : VERDICT_TRANSLATED;
 }
 
 /*

@@ -101,6 +101,10 @@ func TestSizesOfKeysAndValues(t *testing.T) {
 		MasqMapFragmentsV6: {40, 16},
 		MasqMapTalkersV4:   {12, 24},
 		MasqMapTalkersV6:   {36, 32},
+		MasqMapWaysV4:      {16, 64},
+		MasqMapWaysV6:      {40, 64},
+		MasqMapPodLinks:    {4, 8},
+		MasqMapFastPath:    {4, 16},
 		MasqMapUplinks:     {4, 32},
 		MasqMapSticky:      {4, 16},
 		MasqMapMoved:       {4, 8},
@@ -159,13 +163,14 @@ func TestSizesInGo(t *testing.T) {
 func TestInstructionCeilings(t *testing.T) {
 	ceilings := map[string]uint32{
 		MasqProgMasqEgress:    41000,
-		MasqProgMasqIngress:   16500,
+		MasqProgMasqIngress:   17500,
+		MasqProgMasqFastPath:  9000,
 		MasqProgSweepV4:       1700,
 		MasqProgSweepV6:       1700,
 		MasqProgProbeCtinfo:   50,
 		MasqProgProbeCtLookup: 50,
 	}
-	s := spec(t, config{ctinfo: true, ctLookup: true})
+	s := spec(t, config{ctinfo: true, ctLookup: true, fastPath: true})
 	shrink(s, config{})
 	coll, err := ebpf.NewCollection(s)
 	if err != nil {

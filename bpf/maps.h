@@ -19,6 +19,7 @@ const volatile bool cfg_random_fully;
 const volatile bool cfg_drop_invalid;
 const volatile bool cfg_ctinfo; /* struct sk_buff is readable: see kernel.h */
 const volatile bool cfg_ct_lookup; /* conntrack can be asked for a tuple */
+const volatile bool cfg_fast_path; /* see fastpath.h; implies cfg_ctinfo */
 
 /*
  * CIDRs with their verdict: exactly the configured prefixes and link-local.
@@ -153,6 +154,46 @@ struct {
 	__type(key, struct talker_key_v6);
 	__type(value, struct talker_v6);
 } talkers_v6 SEC(".maps");
+
+/*
+ * Ways past the stack, by the tuple that the pod sends. Written by the
+ * datapath. LRU: forgetting one costs a packet that takes the stack's way. One
+ * a process: what is in it is good for a second.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, LIMIT_WAYS);
+	__type(key, struct tuple_v4);
+	__type(value, struct ways);
+} ways_v4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, LIMIT_WAYS);
+	__type(key, struct tuple_v6);
+	__type(value, struct ways);
+} ways_v6 SEC(".maps");
+
+/*
+ * Links from which translated flows come, with the time of the first one.
+ * Written by the datapath, for the agent to attach there; deleted by the agent.
+ * Full: no more links get the fast path.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, LIMIT_POD_LINKS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, __u64);
+} pod_links SEC(".maps");
+
+/* One element, written by the agent. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct fast_path_config);
+} fast_path SEC(".maps");
 
 /* Uplinks by slot. Written by the agent. */
 struct {

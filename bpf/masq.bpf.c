@@ -8,6 +8,7 @@
 
 #include "conntrack.h"
 #include "egress.h"
+#include "fastpath.h"
 #include "frag.h"
 #include "ingress.h"
 #include "maps.h"
@@ -26,6 +27,7 @@ const volatile struct {
 	enum verdict verdict;
 	enum flow_state flow_state;
 	enum uplink_flag uplink_flag;
+	enum fast_path_flag fast_path_flag;
 	enum port_class_id port_class_id;
 	enum sweep_mode sweep_mode;
 	struct sweep_request sweep_request;
@@ -67,6 +69,8 @@ static __always_inline enum verdict egress_verdict(struct __sk_buff *skb,
 
 	if (!uplink || !s)
 		return VERDICT_NOT_IP;
+	if (came_fast(skb))
+		return VERDICT_FAST_PATH;
 	pkt = &s->packet;
 	s->ended = false;
 	verdict = read_packet(skb, pkt, family, uplink, DIRECTION_EGRESS, now);
@@ -81,7 +85,7 @@ static __always_inline enum verdict egress_verdict(struct __sk_buff *skb,
 		verdict = family == FAMILY_V4 ? error_leaves_v4(skb) :
 						error_leaves_v6(skb);
 	else
-		verdict = existing_flow(skb, s, family, now);
+		verdict = existing_flow(skb, s, uplink, family, now);
 	if (verdict)
 		return verdict;
 	if (is_closed(uplink, family) &&
@@ -132,15 +136,52 @@ int masq_egress(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
+/* A packet that came in and takes the fast path goes on from here. */
+static __always_inline int come_in(struct __sk_buff *skb,
+				   const enum family family)
+{
+	enum verdict verdict = ingress_verdict(skb, family);
+	int action = finish(skb, DIRECTION_INGRESS, family, verdict);
+
+	if (cfg_fast_path && verdict == VERDICT_FAST_PATH)
+		return redirect();
+	return action;
+}
+
 SEC("tc")
 int masq_ingress(struct __sk_buff *skb)
 {
 	if (skb->protocol == bpf_htons(ETH_P_IP))
-		return finish(skb, DIRECTION_INGRESS, FAMILY_V4,
-			      ingress_verdict(skb, FAMILY_V4));
+		return come_in(skb, FAMILY_V4);
 	if (cfg_ipv6 && skb->protocol == bpf_htons(ETH_P_IPV6))
-		return finish(skb, DIRECTION_INGRESS, FAMILY_V6,
-			      ingress_verdict(skb, FAMILY_V6));
+		return come_in(skb, FAMILY_V6);
+	return TC_ACT_UNSPEC;
+}
+
+/*
+ * A packet that takes the fast path is counted where it leaves; one that does
+ * not is nobody's yet.
+ */
+static __always_inline int go_out(struct __sk_buff *skb,
+				  const enum family family)
+{
+	enum verdict verdict = leave_fast(skb, family);
+
+	if (verdict == VERDICT_FAST_PATH)
+		return redirect();
+	if (verdict == VERDICT_UNDECIDED)
+		return TC_ACT_UNSPEC;
+	return finish(skb, DIRECTION_EGRESS, family, verdict);
+}
+
+/* At the links of pods, behind all other programs: see fastpath.h. */
+SEC("tc")
+int masq_fast_path(struct __sk_buff *skb)
+{
+	if (skb->protocol == bpf_htons(ETH_P_IP))
+		return go_out(skb, FAMILY_V4);
+	if (cfg_ipv6 && skb->protocol == bpf_htons(ETH_P_IPV6))
+		return go_out(skb, FAMILY_V6);
 	return TC_ACT_UNSPEC;
 }
 

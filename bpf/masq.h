@@ -22,6 +22,8 @@ enum limit {
 	LIMIT_INBOUND = 131072, /* remembered connections from outside */
 	LIMIT_FRAGMENTS = 16384, /* fragmented packets under way */
 	LIMIT_TALKERS = 16384, /* remotes whose fragments could be resolved */
+	LIMIT_WAYS = 65536, /* flows of one family on the fast path */
+	LIMIT_POD_LINKS = 4096,
 	LIMIT_UPLINKS = 256,
 	LIMIT_ADDRESS_RULES = 16384,
 	LIMIT_NODE_ADDRESSES = 65536,
@@ -68,6 +70,7 @@ enum verdict {
 
 	/* Translated */
 	VERDICT_TRANSLATED, /* by a flow that was there */
+	VERDICT_FAST_PATH, /* likewise, and taken past the stack */
 	VERDICT_OPENED, /* by a new flow */
 	VERDICT_ICMP_ERROR, /* an error about a translated flow */
 
@@ -279,6 +282,38 @@ struct uplink {
 	__be32 addr_v6[4];
 };
 
+/* A way from link to link that the stack need not be asked for again. */
+struct way {
+	__u64 until; /* from then on it has to be */
+	__u8 macs[12]; /* destination and source, as in a frame */
+	__u16 mtu;
+	__u16 pad;
+};
+
+/* The ways of a flow's packets between its pod's side and its uplink. */
+struct ways {
+	struct way out;
+	struct way back;
+	__u32 pod_link; /* interface index; of a bridge, if the pod is behind
+			   one */
+	__u32 uplink;
+	__u32 generation; /* of struct fast_path_config, when they were learnt
+			   */
+	__u32 pad;
+};
+
+enum fast_path_flag {
+	FAST_PATH_ON = 1,
+	FAST_PATH_TRACKED_TCP = 2, /* conntrack minds no gaps in a connection */
+};
+
+/* What programs on both sides must agree on. */
+struct fast_path_config {
+	__u64 token; /* in the frames that come from a pod's side, translated */
+	__u32 generation; /* ways of another one are not taken any more */
+	__u32 flags; /* enum fast_path_flag */
+};
+
 /*
  * Which packets that are left alone by themselves may belong to a flow all the
  * same, and have to be looked up: those of flows that are older than the
@@ -377,6 +412,8 @@ _Static_assert(sizeof(struct fragment_key_v4) == 16, "padding");
 _Static_assert(sizeof(struct fragment_key_v6) == 40, "padding");
 _Static_assert(sizeof(struct talker_key_v4) == 12, "padding");
 _Static_assert(sizeof(struct talker_key_v6) == 36, "padding");
+_Static_assert(sizeof(struct way) == 24, "padding");
+_Static_assert(sizeof(struct ways) == 64, "padding");
 _Static_assert(sizeof(struct talker_v4) == 24, "padding");
 _Static_assert(sizeof(struct talker_v6) == 32, "padding");
 

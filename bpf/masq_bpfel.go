@@ -77,6 +77,20 @@ const (
 	MasqFamilyFAMILY_COUNT MasqFamily = 2
 )
 
+type MasqFastPathConfig struct {
+	_          structs.HostLayout
+	Token      uint64
+	Generation uint32
+	Flags      uint32
+}
+
+type MasqFastPathFlag uint32
+
+const (
+	MasqFastPathFlagFAST_PATH_ON          MasqFastPathFlag = 1
+	MasqFastPathFlagFAST_PATH_TRACKED_TCP MasqFastPathFlag = 2
+)
+
 type MasqFlowState uint32
 
 const (
@@ -142,6 +156,8 @@ const (
 	MasqLimitLIMIT_INBOUND        MasqLimit = 131072
 	MasqLimitLIMIT_FRAGMENTS      MasqLimit = 16384
 	MasqLimitLIMIT_TALKERS        MasqLimit = 16384
+	MasqLimitLIMIT_WAYS           MasqLimit = 65536
+	MasqLimitLIMIT_POD_LINKS      MasqLimit = 4096
 	MasqLimitLIMIT_UPLINKS        MasqLimit = 256
 	MasqLimitLIMIT_ADDRESS_RULES  MasqLimit = 16384
 	MasqLimitLIMIT_NODE_ADDRESSES MasqLimit = 65536
@@ -297,11 +313,18 @@ type MasqScratch struct {
 		V4 uint32
 		_  [12]byte
 	}
-	Port   uint16
-	Usable bool
-	Ended  bool
-	_      [4]byte
-	Told   [22]uint64
+	Port     uint16
+	Usable   bool
+	Ended    bool
+	Redirect uint32
+	Way      struct {
+		_     structs.HostLayout
+		Until uint64
+		Macs  [12]uint8
+		Mtu   uint16
+		Pad   uint16
+	}
+	Told [23]uint64
 }
 
 type MasqSticky struct {
@@ -415,17 +438,40 @@ const (
 	MasqVerdictVERDICT_NO_FLOW             MasqVerdict = 11
 	MasqVerdictVERDICT_INBOUND             MasqVerdict = 12
 	MasqVerdictVERDICT_TRANSLATED          MasqVerdict = 13
-	MasqVerdictVERDICT_OPENED              MasqVerdict = 14
-	MasqVerdictVERDICT_ICMP_ERROR          MasqVerdict = 15
-	MasqVerdictVERDICT_DROP_PORT_EXHAUSTED MasqVerdict = 16
-	MasqVerdictVERDICT_DROP_TABLE_FULL     MasqVerdict = 17
-	MasqVerdictVERDICT_DROP_FRAGMENT       MasqVerdict = 18
-	MasqVerdictVERDICT_DROP_INVALID        MasqVerdict = 19
-	MasqVerdictVERDICT_DROP_UNSUPPORTED    MasqVerdict = 20
-	MasqVerdictVERDICT_DROP_NO_ADDRESS     MasqVerdict = 21
-	MasqVerdictVERDICT_COUNT               MasqVerdict = 22
-	MasqVerdictVERDICT_DROP_FIRST          MasqVerdict = 16
+	MasqVerdictVERDICT_FAST_PATH           MasqVerdict = 14
+	MasqVerdictVERDICT_OPENED              MasqVerdict = 15
+	MasqVerdictVERDICT_ICMP_ERROR          MasqVerdict = 16
+	MasqVerdictVERDICT_DROP_PORT_EXHAUSTED MasqVerdict = 17
+	MasqVerdictVERDICT_DROP_TABLE_FULL     MasqVerdict = 18
+	MasqVerdictVERDICT_DROP_FRAGMENT       MasqVerdict = 19
+	MasqVerdictVERDICT_DROP_INVALID        MasqVerdict = 20
+	MasqVerdictVERDICT_DROP_UNSUPPORTED    MasqVerdict = 21
+	MasqVerdictVERDICT_DROP_NO_ADDRESS     MasqVerdict = 22
+	MasqVerdictVERDICT_COUNT               MasqVerdict = 23
+	MasqVerdictVERDICT_DROP_FIRST          MasqVerdict = 17
 )
+
+type MasqWays struct {
+	_   structs.HostLayout
+	Out struct {
+		_     structs.HostLayout
+		Until uint64
+		Macs  [12]uint8
+		Mtu   uint16
+		Pad   uint16
+	}
+	Back struct {
+		_     structs.HostLayout
+		Until uint64
+		Macs  [12]uint8
+		Mtu   uint16
+		Pad   uint16
+	}
+	PodLink    uint32
+	Uplink     uint32
+	Generation uint32
+	Pad        uint32
+}
 
 // Names of all BPF objects in the ELF.
 //
@@ -438,6 +484,7 @@ const (
 	MasqMapDrainingV4     = "draining_v4"
 	MasqMapDrainingV6     = "draining_v6"
 	MasqMapEvents         = "events"
+	MasqMapFastPath       = "fast_path"
 	MasqMapFlowsV4        = "flows_v4"
 	MasqMapFlowsV6        = "flows_v6"
 	MasqMapFragmentsV4    = "fragments_v4"
@@ -449,6 +496,7 @@ const (
 	MasqMapNodeV6         = "node_v6"
 	MasqMapNonmasqV4      = "nonmasq_v4"
 	MasqMapNonmasqV6      = "nonmasq_v6"
+	MasqMapPodLinks       = "pod_links"
 	MasqMapPortPool       = "port_pool"
 	MasqMapReverseV4      = "reverse_v4"
 	MasqMapReverseV6      = "reverse_v6"
@@ -458,7 +506,10 @@ const (
 	MasqMapTalkersV6      = "talkers_v6"
 	MasqMapTimeouts       = "timeouts"
 	MasqMapUplinks        = "uplinks"
+	MasqMapWaysV4         = "ways_v4"
+	MasqMapWaysV6         = "ways_v6"
 	MasqProgMasqEgress    = "masq_egress"
+	MasqProgMasqFastPath  = "masq_fast_path"
 	MasqProgMasqIngress   = "masq_ingress"
 	MasqProgProbeCtLookup = "probe_ct_lookup"
 	MasqProgProbeCtinfo   = "probe_ctinfo"
@@ -467,6 +518,7 @@ const (
 	MasqVarCfgCtLookup    = "cfg_ct_lookup"
 	MasqVarCfgCtinfo      = "cfg_ctinfo"
 	MasqVarCfgDropInvalid = "cfg_drop_invalid"
+	MasqVarCfgFastPath    = "cfg_fast_path"
 	MasqVarCfgIpv6        = "cfg_ipv6"
 	MasqVarCfgRandomFully = "cfg_random_fully"
 	MasqVarCfgSlot        = "cfg_slot"
@@ -516,6 +568,7 @@ type MasqSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type MasqProgramSpecs struct {
 	MasqEgress    *ebpf.ProgramSpec `ebpf:"masq_egress"`
+	MasqFastPath  *ebpf.ProgramSpec `ebpf:"masq_fast_path"`
 	MasqIngress   *ebpf.ProgramSpec `ebpf:"masq_ingress"`
 	ProbeCtLookup *ebpf.ProgramSpec `ebpf:"probe_ct_lookup"`
 	ProbeCtinfo   *ebpf.ProgramSpec `ebpf:"probe_ctinfo"`
@@ -534,6 +587,7 @@ type MasqMapSpecs struct {
 	DrainingV4  *ebpf.MapSpec `ebpf:"draining_v4"`
 	DrainingV6  *ebpf.MapSpec `ebpf:"draining_v6"`
 	Events      *ebpf.MapSpec `ebpf:"events"`
+	FastPath    *ebpf.MapSpec `ebpf:"fast_path"`
 	FlowsV4     *ebpf.MapSpec `ebpf:"flows_v4"`
 	FlowsV6     *ebpf.MapSpec `ebpf:"flows_v6"`
 	FragmentsV4 *ebpf.MapSpec `ebpf:"fragments_v4"`
@@ -545,6 +599,7 @@ type MasqMapSpecs struct {
 	NodeV6      *ebpf.MapSpec `ebpf:"node_v6"`
 	NonmasqV4   *ebpf.MapSpec `ebpf:"nonmasq_v4"`
 	NonmasqV6   *ebpf.MapSpec `ebpf:"nonmasq_v6"`
+	PodLinks    *ebpf.MapSpec `ebpf:"pod_links"`
 	PortPool    *ebpf.MapSpec `ebpf:"port_pool"`
 	ReverseV4   *ebpf.MapSpec `ebpf:"reverse_v4"`
 	ReverseV6   *ebpf.MapSpec `ebpf:"reverse_v6"`
@@ -554,6 +609,8 @@ type MasqMapSpecs struct {
 	TalkersV6   *ebpf.MapSpec `ebpf:"talkers_v6"`
 	Timeouts    *ebpf.MapSpec `ebpf:"timeouts"`
 	Uplinks     *ebpf.MapSpec `ebpf:"uplinks"`
+	WaysV4      *ebpf.MapSpec `ebpf:"ways_v4"`
+	WaysV6      *ebpf.MapSpec `ebpf:"ways_v6"`
 }
 
 // MasqVariableSpecs contains global variables before they are loaded into the kernel.
@@ -563,6 +620,7 @@ type MasqVariableSpecs struct {
 	CfgCtLookup    *ebpf.VariableSpec `ebpf:"cfg_ct_lookup"`
 	CfgCtinfo      *ebpf.VariableSpec `ebpf:"cfg_ctinfo"`
 	CfgDropInvalid *ebpf.VariableSpec `ebpf:"cfg_drop_invalid"`
+	CfgFastPath    *ebpf.VariableSpec `ebpf:"cfg_fast_path"`
 	CfgIpv6        *ebpf.VariableSpec `ebpf:"cfg_ipv6"`
 	CfgRandomFully *ebpf.VariableSpec `ebpf:"cfg_random_fully"`
 	CfgSlot        *ebpf.VariableSpec `ebpf:"cfg_slot"`
@@ -596,6 +654,7 @@ type MasqMaps struct {
 	DrainingV4  *ebpf.Map `ebpf:"draining_v4"`
 	DrainingV6  *ebpf.Map `ebpf:"draining_v6"`
 	Events      *ebpf.Map `ebpf:"events"`
+	FastPath    *ebpf.Map `ebpf:"fast_path"`
 	FlowsV4     *ebpf.Map `ebpf:"flows_v4"`
 	FlowsV6     *ebpf.Map `ebpf:"flows_v6"`
 	FragmentsV4 *ebpf.Map `ebpf:"fragments_v4"`
@@ -607,6 +666,7 @@ type MasqMaps struct {
 	NodeV6      *ebpf.Map `ebpf:"node_v6"`
 	NonmasqV4   *ebpf.Map `ebpf:"nonmasq_v4"`
 	NonmasqV6   *ebpf.Map `ebpf:"nonmasq_v6"`
+	PodLinks    *ebpf.Map `ebpf:"pod_links"`
 	PortPool    *ebpf.Map `ebpf:"port_pool"`
 	ReverseV4   *ebpf.Map `ebpf:"reverse_v4"`
 	ReverseV6   *ebpf.Map `ebpf:"reverse_v6"`
@@ -616,6 +676,8 @@ type MasqMaps struct {
 	TalkersV6   *ebpf.Map `ebpf:"talkers_v6"`
 	Timeouts    *ebpf.Map `ebpf:"timeouts"`
 	Uplinks     *ebpf.Map `ebpf:"uplinks"`
+	WaysV4      *ebpf.Map `ebpf:"ways_v4"`
+	WaysV6      *ebpf.Map `ebpf:"ways_v6"`
 }
 
 func (m *MasqMaps) Close() error {
@@ -627,6 +689,7 @@ func (m *MasqMaps) Close() error {
 		m.DrainingV4,
 		m.DrainingV6,
 		m.Events,
+		m.FastPath,
 		m.FlowsV4,
 		m.FlowsV6,
 		m.FragmentsV4,
@@ -638,6 +701,7 @@ func (m *MasqMaps) Close() error {
 		m.NodeV6,
 		m.NonmasqV4,
 		m.NonmasqV6,
+		m.PodLinks,
 		m.PortPool,
 		m.ReverseV4,
 		m.ReverseV6,
@@ -647,6 +711,8 @@ func (m *MasqMaps) Close() error {
 		m.TalkersV6,
 		m.Timeouts,
 		m.Uplinks,
+		m.WaysV4,
+		m.WaysV6,
 	)
 }
 
@@ -657,6 +723,7 @@ type MasqVariables struct {
 	CfgCtLookup    *ebpf.Variable `ebpf:"cfg_ct_lookup"`
 	CfgCtinfo      *ebpf.Variable `ebpf:"cfg_ctinfo"`
 	CfgDropInvalid *ebpf.Variable `ebpf:"cfg_drop_invalid"`
+	CfgFastPath    *ebpf.Variable `ebpf:"cfg_fast_path"`
 	CfgIpv6        *ebpf.Variable `ebpf:"cfg_ipv6"`
 	CfgRandomFully *ebpf.Variable `ebpf:"cfg_random_fully"`
 	CfgSlot        *ebpf.Variable `ebpf:"cfg_slot"`
@@ -668,6 +735,7 @@ type MasqVariables struct {
 // It can be passed to LoadMasqObjects or ebpf.CollectionSpec.LoadAndAssign.
 type MasqPrograms struct {
 	MasqEgress    *ebpf.Program `ebpf:"masq_egress"`
+	MasqFastPath  *ebpf.Program `ebpf:"masq_fast_path"`
 	MasqIngress   *ebpf.Program `ebpf:"masq_ingress"`
 	ProbeCtLookup *ebpf.Program `ebpf:"probe_ct_lookup"`
 	ProbeCtinfo   *ebpf.Program `ebpf:"probe_ctinfo"`
@@ -678,6 +746,7 @@ type MasqPrograms struct {
 func (p *MasqPrograms) Close() error {
 	return _MasqClose(
 		p.MasqEgress,
+		p.MasqFastPath,
 		p.MasqIngress,
 		p.ProbeCtLookup,
 		p.ProbeCtinfo,

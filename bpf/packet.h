@@ -67,6 +67,8 @@ struct scratch {
 	__be16 port;
 	bool usable; /* there is a masquerade address */
 	bool ended; /* the packet found its flow dead, or ended it */
+	__u32 redirect; /* the link that VERDICT_FAST_PATH sends it to */
+	struct way way; /* there */
 	__u64 told[VERDICT_COUNT]; /* when this CPU last sent such an event */
 };
 

@@ -18,7 +18,8 @@ static __always_inline __u32 counter_index(const enum direction direction,
 
 /*
  * Ends a packet's way through us: counts its fate and says what becomes of it.
- * Programs after ours see what passes: the chain is never ended, but by a drop.
+ * Programs after ours see what passes: the chain is never ended, but by a drop
+ * or where the fast path begins.
  */
 static __always_inline int finish(struct __sk_buff *skb,
 				  const enum direction direction,
@@ -33,6 +34,14 @@ static __always_inline int finish(struct __sk_buff *skb,
 		counter->bytes += skb->len;
 	}
 	return verdict >= VERDICT_DROP_FIRST ? TC_ACT_SHOT : TC_ACT_UNSPEC;
+}
+
+/* Sends a packet that has been counted, or will be, where it is to go. */
+static __always_inline int redirect(void)
+{
+	const struct scratch *s = this_scratch();
+
+	return s ? bpf_redirect(s->redirect, 0) : TC_ACT_SHOT;
 }
 
 /* Tells the agent of a drop that an operator should know of. */

@@ -24,6 +24,7 @@ const (
 	noFlow        = MasqVerdictVERDICT_NO_FLOW
 	inbound       = MasqVerdictVERDICT_INBOUND
 	translated    = MasqVerdictVERDICT_TRANSLATED
+	fastPath      = MasqVerdictVERDICT_FAST_PATH
 	opened        = MasqVerdictVERDICT_OPENED
 	icmpError     = MasqVerdictVERDICT_ICMP_ERROR
 	portExhausted = MasqVerdictVERDICT_DROP_PORT_EXHAUSTED
@@ -195,7 +196,7 @@ func (d *datapath) endFlows() {
 	d.Helper()
 	for _, m := range []*ebpf.Map{
 		d.FlowsV4, d.FlowsV6, d.ReverseV4, d.ReverseV6, d.InboundV4, d.InboundV6, d.FragmentsV4, d.FragmentsV6,
-		d.TalkersV4, d.TalkersV6,
+		d.TalkersV4, d.TalkersV6, d.WaysV4, d.WaysV6, d.PodLinks,
 	} {
 		empty(d, m)
 	}

@@ -171,7 +171,7 @@ func (d *Datapath) replacePrograms(u *uplink) error {
 // attach makes a loaded program run, by TCX where the kernel has it.
 func (d *Datapath) attach(u *uplink, dir direction) (*hook, error) {
 	if !d.opts.noTCX {
-		h, err := attachTCX(d.opts.PinPath, u, dir)
+		h, err := attachTCX(d.opts.PinPath, u.Index, u.programs[dir.program], dir, link.Head())
 		if !errors.Is(err, ebpf.ErrNotSupported) {
 			return h, err
 		}
@@ -183,16 +183,16 @@ func linkPin(pinPath string, ifindex int, dir direction) string {
 	return filepath.Join(pinPath, linksDir, fmt.Sprintf("%d_%s", ifindex, dir.suffix))
 }
 
-// attachTCX puts the program at the head of the link's chain: a program before
-// ours that ends the chain would make pod addresses leak and replies get lost.
-// ErrNotSupported: the kernel has no TCX.
-func attachTCX(pinPath string, u *uplink, dir direction) (*hook, error) {
-	program, pin := u.programs[dir.program], linkPin(pinPath, u.Index, dir)
-	if updated, err := updateTCX(pin, u.Index, program); err != nil || updated != nil {
+// attachTCX puts the program at a place in the link's chain. On uplinks that is
+// the head: a program before ours that ends the chain would make pod addresses
+// leak and replies get lost. ErrNotSupported: the kernel has no TCX.
+func attachTCX(pinPath string, ifindex int, program *ebpf.Program, dir direction, at link.Anchor) (*hook, error) {
+	pin := linkPin(pinPath, ifindex, dir)
+	if updated, err := updateTCX(pin, ifindex, program); err != nil || updated != nil {
 		return updated, err
 	}
 	attached, err := link.AttachTCX(link.TCXOptions{
-		Interface: u.Index, Program: program, Attach: dir.tcx, Anchor: link.Head(),
+		Interface: ifindex, Program: program, Attach: dir.tcx, Anchor: at,
 	})
 	if err != nil {
 		return nil, err

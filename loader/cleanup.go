@@ -28,7 +28,7 @@ func Cleanup(opts Options) error {
 		return err
 	}
 	if !foreign { // else the numbers of links are not those of today's
-		if err := detachAll(opts.PinPath); err != nil {
+		if err := errors.Join(detachPodLinks(opts.PinPath), detachAll(opts.PinPath)); err != nil {
 			return err
 		}
 	}
@@ -80,7 +80,7 @@ func isMapPin(spec *ebpf.CollectionSpec) func(name string) bool {
 func isLinkPin(name string) bool {
 	index, suffix, _ := strings.Cut(name, "_")
 	_, err := strconv.Atoi(index)
-	return err == nil && slices.ContainsFunc(append(directions(), secondIngress()), func(d direction) bool { return d.suffix == suffix })
+	return err == nil && slices.ContainsFunc(append(directions(), secondIngress(), fromPods()), func(d direction) bool { return d.suffix == suffix })
 }
 
 // removeFrom removes files from a directory, and the directory if it is empty
@@ -203,8 +203,8 @@ func servedLinks(pinPath string) (map[int]bpf.MasqUplink, error) {
 		return nil, fmt.Errorf("list pinned links: %w", err)
 	}
 	for _, pin := range pins {
-		text, _, _ := strings.Cut(pin.Name(), "_")
-		if index, err := strconv.Atoi(text); err == nil {
+		text, suffix, _ := strings.Cut(pin.Name(), "_")
+		if index, err := strconv.Atoi(text); err == nil && suffix != fromPods().suffix {
 			served[index] = bpf.MasqUplink{Ifindex: uint32(index)}
 		}
 	}

@@ -32,6 +32,9 @@ func Inspect(opts Options) (api.DatapathStatus, bool, error) {
 		if err := p.interfaces(&status); err != nil {
 			return err
 		}
+		if err := p.fastPath(&status.FastPath); err != nil {
+			return err
+		}
 		var err error
 		if status.NAT, err = countFlows(p.families); err != nil {
 			return err
@@ -100,6 +103,7 @@ func (p *pins) open() error {
 	for _, name := range []string{
 		bpf.MasqMapUplinks, bpf.MasqMapTimeouts, bpf.MasqMapFlowsV4, bpf.MasqMapFlowsV6,
 		bpf.MasqMapAddressesV4, bpf.MasqMapAddressesV6, bpf.MasqMapReverseV4, bpf.MasqMapReverseV6,
+		bpf.MasqMapFastPath, bpf.MasqMapCounters,
 	} {
 		pin := filepath.Join(p.path, layout, name)
 		m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: p.readOnly})
@@ -183,6 +187,27 @@ func (p *pins) interfaces(status *api.DatapathStatus) error {
 		status.Interfaces = append(status.Interfaces, shown)
 	}
 	return nil
+}
+
+// fastPath tells whether packets take it, and how many did.
+func (p *pins) fastPath(status *api.FastPath) error {
+	config, counts := p.maps[bpf.MasqMapFastPath], p.maps[bpf.MasqMapCounters]
+	if config == nil || counts == nil {
+		return nil
+	}
+	var value bpf.MasqFastPathConfig
+	if err := config.Lookup(uint32(0), &value); err != nil {
+		return fmt.Errorf("read fast path: %w", err)
+	}
+	status.Enabled = value.Flags&uint32(bpf.MasqFastPathFlagFAST_PATH_ON) != 0
+	for _, index := range slices.Sorted(gomaps.Keys(podLinkPins(p.path))) {
+		if l, err := net.InterfaceByIndex(index); err == nil {
+			status.Interfaces = append(status.Interfaces, l.Name)
+		}
+	}
+	var err error
+	status.Packets, err = counters{counts}.fast()
+	return err
 }
 
 // attach is how the programs hang on a link, empty if one of them does not.

@@ -35,6 +35,9 @@ type Options struct {
 	NodePorts []portrange.Range
 	// DropInvalid drops what cannot open a flow and belongs to none.
 	DropInvalid bool
+	// FastPath takes packets of open flows past the stack, where the kernel can
+	// (Linux 6.6, with CAP_PERFMON).
+	FastPath bool
 	// NATTableSize is how many flows of a family fit.
 	NATTableSize int
 	// Log gets one line per change.
@@ -54,6 +57,7 @@ type Datapath struct {
 	counters counters
 	sweeper  *sweeper
 	events   *events
+	fast     *fastPath
 	changed  chan struct{}
 
 	mu       sync.Mutex // guards what follows against Status and Stats
@@ -116,11 +120,17 @@ func (d *Datapath) prepare() (err error) {
 	d.tracking = isTracking()
 	d.features = probe(d.spec, types)
 	d.log.Info("kernel features", "features", d.features)
+	if missing := d.missingForFastPath(); len(missing) > 0 {
+		return &UnsupportedError{Missing: missing}
+	}
 	if d.maps, err = openMaps(d.spec, d.opts); err != nil {
 		return err
 	}
 	d.maps.types = types
 	if d.ending6, err = d.endingIPv6(); err != nil {
+		return err
+	}
+	if d.fast, err = newFastPath(d.maps, d.changed, d.opts); err != nil {
 		return err
 	}
 	if d.families, err = newFamilies(d.spec, d.maps, d.opts.IPv6 || d.ending6); err != nil {
@@ -192,7 +202,7 @@ func (d *Datapath) Sync(ctx context.Context, policy *prefix.Policy, network *rou
 		}
 	}
 	// A link that cannot be served must not keep the others' flows waiting.
-	err := errors.Join(d.syncUplinks(network), d.keepPins())
+	err := errors.Join(d.syncUplinks(network), d.syncFastPath(), d.keepPins())
 	d.watch()
 	d.maps.types = nil // megabytes, and a link that comes later can wait for them
 	if err == nil {
@@ -227,6 +237,9 @@ func (d *Datapath) Close() error {
 	defer d.mu.Unlock()
 	if d.watcher != nil {
 		d.watcher.stop()
+	}
+	if d.fast != nil {
+		errs = append(errs, d.fast.close())
 	}
 	for _, u := range d.uplinks {
 		errs = append(errs, u.close())

@@ -29,6 +29,11 @@ func rootMaps() []string {
 	}
 }
 
+// ownMaps are of one process: what is in them is good for a second at most.
+func ownMaps() []string {
+	return []string{bpf.MasqMapScratch, bpf.MasqMapWaysV4, bpf.MasqMapWaysV6, bpf.MasqMapPodLinks}
+}
+
 // maps are the datapath's maps, shared by the programs of all uplinks.
 type maps struct {
 	bpf.MasqMaps
@@ -59,6 +64,9 @@ func openMaps(spec *ebpf.CollectionSpec, opts Options) (*maps, error) {
 }
 
 func (m *maps) open(spec *ebpf.CollectionSpec, opts Options) (err error) {
+	if !opts.FastPath {
+		spec.Maps[bpf.MasqMapWaysV4].MaxEntries, spec.Maps[bpf.MasqMapWaysV6].MaxEntries = 1, 1
+	}
 	if err := checkPins(spec, opts.PinPath); err != nil {
 		return err
 	}
@@ -98,7 +106,7 @@ func (m *maps) open(spec *ebpf.CollectionSpec, opts Options) (err error) {
 // pinOf is where a map is pinned. Empty: it is of one program or process.
 func pinOf(pinPath, name string) string {
 	switch {
-	case strings.HasPrefix(name, "."), name == bpf.MasqMapScratch:
+	case strings.HasPrefix(name, "."), slices.Contains(ownMaps(), name):
 		return ""
 	case slices.Contains(rootMaps(), name):
 		return filepath.Join(pinPath, name)

@@ -48,5 +48,6 @@ func (d *Datapath) constants(slot uint32) map[string]any {
 		bpf.MasqVarCfgDropInvalid: d.opts.DropInvalid,
 		bpf.MasqVarCfgCtinfo:      d.features.CTInfo,
 		bpf.MasqVarCfgCtLookup:    d.features.CTLookup,
+		bpf.MasqVarCfgFastPath:    d.opts.FastPath,
 	}
 }

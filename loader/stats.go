@@ -153,6 +153,20 @@ func (m counters) opened(family bpf.MasqFamily) (uint64, error) {
 	return pods + own.Packets, err
 }
 
+// fast is how many packets took the fast path.
+func (m counters) fast() (packets uint64, err error) {
+	for direction := range bpf.MasqDirectionDIRECTION_COUNT {
+		for family := range bpf.MasqFamilyFAMILY_COUNT {
+			c, err := m.read(direction, family, bpf.MasqVerdictVERDICT_FAST_PATH)
+			if err != nil {
+				return packets, err
+			}
+			packets += c.Packets
+		}
+	}
+	return packets, nil
+}
+
 // dropReasons are the drops that Stats tells apart, as api.DropReasons has
 // them.
 func dropReasons() map[bpf.MasqVerdict]string {

@@ -25,8 +25,10 @@ func (d *Datapath) Plan(policy *prefix.Policy, network *route.Snapshot) (string,
 
 // Status is the datapath's part of `status`.
 func (d *Datapath) Status() (api.DatapathStatus, error) {
-	status := d.attachments()
-	var err error
+	status, err := d.attachments()
+	if err != nil {
+		return status, err
+	}
 	if status.NAT, err = d.sweeper.table(); err != nil {
 		return status, err
 	}
@@ -35,10 +37,10 @@ func (d *Datapath) Status() (api.DatapathStatus, error) {
 }
 
 // attachments is the part of Status that Sync changes.
-func (d *Datapath) attachments() api.DatapathStatus {
+func (d *Datapath) attachments() (status api.DatapathStatus, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	status := api.DatapathStatus{
+	status = api.DatapathStatus{
 		Backend:    api.Backend{Name: "ebpf", Reason: "--datapath=ebpf; " + d.features.String()},
 		Interfaces: []api.Interface{},
 	}
@@ -58,7 +60,11 @@ func (d *Datapath) attachments() api.DatapathStatus {
 	}
 	status.Warnings = append(status.Warnings, d.ahead...)
 	status.Warnings = append(status.Warnings, d.events.warnings(time.Now())...)
-	return status
+	if d.opts.FastPath {
+		status.Warnings = append(status.Warnings, d.fast.warnings()...)
+	}
+	status.FastPath, err = d.fast.status(d.opts.FastPath, d.counters)
+	return status, err
 }
 
 func noAddressWarning(name string, f *family) string {

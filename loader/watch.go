@@ -44,6 +44,8 @@ func (w *watcher) run() {
 		switch {
 		case errors.Is(err, os.ErrClosed):
 			return
+		case errors.Is(err, unix.EAGAIN): // closed while it waited, as the next call says
+			continue
 		case errors.Is(err, unix.ENOBUFS):
 			w.report() // what was lost may have been about us
 		case err != nil:

@@ -84,8 +84,8 @@ func TestArgvOfTheClassicAgent(t *testing.T) {
 		{"--v=2 --resync-interval=60", func(o *options) { o.verbosity = 2 }}, // AKS
 		{"--invalid=drop", func(o *options) { o.invalid = "drop" }},
 		{"--datapath=ebpf", func(o *options) { o.datapath, o.datapathGiven = "ebpf", true }},
-		{"--datapath=ebpf --invalid=pass --nat-table-size=1000 --node-port-range=", func(o *options) {
-			o.datapath, o.datapathGiven, o.invalid, o.natTableSize, o.nodePortsText = "ebpf", true, "pass", 1000, ""
+		{"--datapath=ebpf --invalid=pass --nat-table-size=1000 --node-port-range= --fast-path", func(o *options) {
+			o.datapath, o.datapathGiven, o.invalid, o.natTableSize, o.nodePortsText, o.fastPath = "ebpf", true, "pass", 1000, "", true
 		}},
 	} {
 		t.Run(test.args, func(t *testing.T) {

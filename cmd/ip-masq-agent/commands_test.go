@@ -60,7 +60,7 @@ func wantShape(t *testing.T, got, want string) {
 const statusShape = `{"version":"","datapath":"","backend":{"name":"","reason":""},
 "interfaces":[{"name":"","attach":"","snat_v4":"","snat_v6":""}],"config":{"path":"","valid":true,"error":""},
 "non_masquerade_cidrs":[""],"masquerade_cidrs":[],"nat":{"v4":{"entries":0,"capacity":0},"v6":{"entries":0,"capacity":0}},
-"drain":{"active":true,"entries":0},"warnings":[""]}`
+"fast_path":{"enabled":true,"interfaces":[""],"packets":0},"drain":{"active":true,"entries":0},"warnings":[""]}`
 
 func TestStatusOfARunningAgent(t *testing.T) {
 	lab.RequireRoot(t)

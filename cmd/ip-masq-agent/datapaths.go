@@ -187,6 +187,7 @@ func ebpfOptions(o *options, log *slog.Logger) loader.Options {
 		ToPorts:      o.toPorts,
 		NodePorts:    o.nodePorts,
 		DropInvalid:  o.dropInvalid,
+		FastPath:     o.fastPath,
 		NATTableSize: o.natTableSize,
 		Log:          log,
 	}

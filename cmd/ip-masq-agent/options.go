@@ -32,6 +32,7 @@ type options struct {
 	invalid       string // "drop", "pass" or, for the datapath's default, ""
 	interfaces    []string
 	natTableSize  int
+	fastPath      bool
 	pinPath       string
 	metrics       string
 	logFormat     string
@@ -55,6 +56,7 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.nodePortsText, "node-port-range", "30000-32767", "ebpf: `ports` that no translation gets unless --to-ports has them")
 	flags.StringVar(&o.invalid, "invalid", "", "`drop|pass` what belongs to no flow, cannot open one and would leave with a pod's source (default: drop for ebpf, pass for iptables)")
 	flags.IntVar(&o.natTableSize, "nat-table-size", 262144, "ebpf: `number` of translations that fit, per family")
+	flags.BoolVar(&o.fastPath, "fast-path", false, "ebpf: packets of open flows pass by netfilter and routing (Linux 6.6)")
 	flags.StringVar(&o.pinPath, "pin-path", defaultPinPath, "ebpf: `directory` on a BPF file system for maps and links")
 	flags.StringVar(&o.metrics, "metrics-bind-address", "127.0.0.1:9613", "`address` of /metrics, /healthz and /readyz; 0 turns them off")
 	flags.StringVar(&o.logFormat, "log-format", "text", "log format: `text|json`")
@@ -95,6 +97,9 @@ func (o *options) check() error {
 	}
 	if o.natTableSize < 1 || o.natTableSize > math.MaxInt32 {
 		return usagef("--nat-table-size: %d is not a number from 1 to %d", o.natTableSize, math.MaxInt32)
+	}
+	if o.fastPath && o.datapath != agent.EBPF {
+		return usagef("--fast-path: only --datapath=ebpf has one, this is %s", o.datapath)
 	}
 	if !slices.Contains([]string{"text", "json"}, o.logFormat) {
 		return usagef("--log-format: %q is neither text nor json", o.logFormat)

@@ -75,6 +75,7 @@ func (d *fakeDatapath) Status() (api.DatapathStatus, error) {
 		Backend:    api.Backend{Name: "fake", Reason: "this is a test"},
 		Interfaces: []api.Interface{{Name: "eth0", Attach: "tcx", SNATv4: netip.MustParseAddr("192.0.2.1")}},
 		NAT:        api.NAT{V4: api.Table{Entries: 3, Capacity: 10}, V6: api.Table{Capacity: 10}},
+		FastPath:   api.FastPath{Enabled: true, Interfaces: []string{"cni0", "veth1"}, Packets: 17},
 		Warnings:   []string{"something is odd"},
 	}, nil
 }
@@ -248,6 +249,7 @@ func TestExitCodes(t *testing.T) {
 		{"--metrics-bind-address=9613", exitUsage, "*"},
 		{"--log-format=xml", exitUsage, `--log-format: "xml" is neither text nor json (see ip-masq-agent --help)`},
 		{"--nat-table-size=0", exitUsage, "*"},
+		{"--fast-path", exitUsage, "--fast-path: only --datapath=ebpf has one, this is iptables (see ip-masq-agent --help)"},
 		{"--interfaces=[", exitUsage, "*"},
 		{"--v=x", exitUsage, `invalid argument "x" for "-v, --v" flag: must be an integer (see ip-masq-agent --help)`},
 		{"status extra", exitUsage, `unexpected argument "extra" (see ip-masq-agent status --help)`},

@@ -133,6 +133,9 @@ func printStatus(w io.Writer, s api.Status) error {
 			rows = append(rows, []string{t.name, fmt.Sprintf("%d of %d", t.Entries, t.Capacity)})
 		}
 	}
+	if s.FastPath.Enabled {
+		rows = append(rows, []string{"Fast path", describeFastPath(s.FastPath)})
+	}
 	if s.Drain.Active {
 		rows = append(rows, []string{"Drain", fmt.Sprintf("%d flows are still served by the datapath of before", s.Drain.Entries)})
 	}
@@ -192,4 +195,11 @@ func orDash(text string) string {
 		return "-"
 	}
 	return text
+}
+
+func describeFastPath(f api.FastPath) string {
+	if len(f.Interfaces) == 0 {
+		return fmt.Sprintf("on, %d packets; no pod's interface has a flow yet", f.Packets)
+	}
+	return fmt.Sprintf("on, %d packets, from %s", f.Packets, strings.Join(f.Interfaces, " "))
 }

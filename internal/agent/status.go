@@ -53,6 +53,7 @@ func (a *Agent) warnings(now view, last outcome) []string {
 // NewStatus makes a Status of what a datapath knows. Its lists are never nil,
 // as JSON readers expect lists.
 func NewStatus(version, name string, datapath api.DatapathStatus) api.Status {
+	datapath.FastPath.Interfaces = orEmpty(datapath.FastPath.Interfaces)
 	return api.Status{
 		Version:            version,
 		Datapath:           name,
@@ -61,6 +62,7 @@ func NewStatus(version, name string, datapath api.DatapathStatus) api.Status {
 		NonMasqueradeCIDRs: []netip.Prefix{},
 		MasqueradeCIDRs:    []netip.Prefix{},
 		NAT:                datapath.NAT,
+		FastPath:           datapath.FastPath,
 		Drain:              datapath.Drain,
 		Warnings:           orEmpty(datapath.Warnings),
 	}

@@ -20,6 +20,7 @@ type Status struct {
 	NonMasqueradeCIDRs []netip.Prefix `json:"non_masquerade_cidrs"`
 	MasqueradeCIDRs    []netip.Prefix `json:"masquerade_cidrs"`
 	NAT                NAT            `json:"nat"`
+	FastPath           FastPath       `json:"fast_path"`
 	Drain              Drain          `json:"drain"`
 	Warnings           []string       `json:"warnings"`
 }
@@ -29,6 +30,7 @@ type DatapathStatus struct {
 	Backend    Backend
 	Interfaces []Interface
 	NAT        NAT
+	FastPath   FastPath
 	Drain      Drain
 	Warnings   []string
 }
@@ -64,6 +66,13 @@ type NAT struct {
 type Table struct {
 	Entries  int `json:"entries"`
 	Capacity int `json:"capacity"`
+}
+
+// FastPath tells of the way past the stack for packets of open flows.
+type FastPath struct {
+	Enabled    bool     `json:"enabled"`
+	Interfaces []string `json:"interfaces"` // from which packets take it
+	Packets    uint64   `json:"packets"`    // that took it, both ways
 }
 
 // Drain tells whether the datapath of before still serves flows after a switch.

@@ -99,11 +99,7 @@ func newBench(t *testing.T, s scale) *bench {
 		for _, size := range s.sizes {
 			b.contenders = append(b.contenders, newContender(t, b.g, report.EBPF, options{size: size, conntrack: conntrack}))
 		}
-	}
-	if hasFastPath(t) {
-		for _, conntrack := range []bool{false, true} {
-			b.contenders = append(b.contenders, newContender(t, b.g, report.FastPath, options{size: report.CIDRs, conntrack: conntrack}))
-		}
+		b.contenders = append(b.contenders, newContender(t, b.g, report.FastPath, options{size: report.CIDRs, conntrack: conntrack}))
 	}
 	for _, name := range []string{report.EBPF, report.Iptables} {
 		b.limited = append(b.limited, newContender(t, b.g, name, options{size: report.CIDRs, conntrack: name == report.Iptables, flags: []string{portsFlag}}))

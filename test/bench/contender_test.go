@@ -9,8 +9,8 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -24,6 +24,8 @@ import (
 const (
 	flowMaps     = "/sys/fs/bpf/ip-masq-agent/v*"
 	fastPathFlag = "--fast-path"
+
+	fastPathTimeout = 30 * time.Second
 
 	longTime = "1h" // between resyncs: none should come in the middle
 )
@@ -75,7 +77,7 @@ func newContender(tb testing.TB, g *generator, name string, o options) *contende
 		c.requireNFT(tb)
 	}
 	g.countAt(tb, c.Wires[0], link.Head())
-	if err := errors.Join(g.aim(c.toMasqueraded(), someFlows), g.settle(c.toMasqueraded().at), c.forget()); err != nil {
+	if err := errors.Join(g.aim(c.toMasqueraded(), someFlows), g.settle(c.toMasqueraded().at), c.awaitFastPath(tb, g), c.forget()); err != nil {
 		tb.Fatal(err)
 	}
 	return c
@@ -96,13 +98,6 @@ func (c *contender) datapathFlags() []string {
 
 func (c *contender) ebpf() bool { return c.name == report.EBPF || c.name == report.FastPath }
 
-// hasFastPath asks an agent that is not there to stay.
-func hasFastPath(tb testing.TB) bool {
-	tb.Helper()
-	out := lab.RunAgent(tb, lab.New(tb, lab.Options{Pods: -1, RoutedPods: -1}).Node, "--help")
-	return strings.Contains(out.Stdout+out.Stderr, fastPathFlag)
-}
-
 // prepareNode makes the node one of the usual kind, where one masquerade
 // address goes with every next hop, and has it take packets from the pod's
 // link for its own.
@@ -117,6 +112,11 @@ func (c *contender) prepareNode() error {
 	}
 	if err := c.Node.Netlink().AddrDel(uplink, second); err != nil {
 		return fmt.Errorf("remove second subnet: %w", err)
+	}
+	if c.name == report.FastPath && c.conntrack {
+		if err := c.Node.Sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", "1"); err != nil {
+			return err
+		}
 	}
 	return c.Node.Sysctl("net/ipv4/conf/"+c.RoutedPods[0].Host.Name+"/accept_local", "1")
 }
@@ -210,6 +210,54 @@ func (c *contender) forget() error {
 		}
 		return nil
 	})
+}
+
+// awaitFastPath waits until the program is at the pod's link.
+func (c *contender) awaitFastPath(tb testing.TB, g *generator) error {
+	if c.name != report.FastPath {
+		return nil
+	}
+	r := c.toMasqueraded()
+	for end := time.Now().Add(fastPathTimeout); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if _, err := g.send(r.at, someFlows, forever); err != nil {
+			return err
+		}
+		if err := c.warm(g, r); err != nil {
+			return err
+		}
+		var status struct {
+			FastPath struct{ Interfaces []string } `json:"fast_path"`
+		}
+		out := lab.RunAgent(tb, c.Node, "status", "-o", "json")
+		if err := json.Unmarshal([]byte(out.Stdout), &status); err != nil {
+			return fmt.Errorf("ask for status: %w: %s", err, out.Stderr)
+		}
+		if len(status.FastPath.Interfaces) > 0 {
+			return nil
+		}
+	}
+	return fmt.Errorf("no fast path after %v", fastPathTimeout)
+}
+
+// warm has open flows take the fast path: they have to be answered for that,
+// and to show their way once more.
+func (c *contender) warm(g *generator, r route) error {
+	if c.name != report.FastPath {
+		return nil
+	}
+	keys, values := make([]bpf.MasqTupleV4, someFlows), make([]bpf.MasqMappingV4, someFlows)
+	n, err := c.flows.BatchLookup(new(ebpf.MapBatchCursor), keys, values, nil)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("read flows: %w", err)
+	}
+	for i := range n {
+		values[i].Flow.Replied = 1
+		if err := c.flows.Put(keys[i], values[i]); err != nil {
+			return fmt.Errorf("answer flow: %w", err)
+		}
+	}
+	_, err = g.send(r.at, someFlows, forever)
+	return err
 }
 
 func empty[value any](m *ebpf.Map) error {

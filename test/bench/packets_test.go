@@ -64,6 +64,9 @@ func (c *contender) attempt(g *generator, w workload, packets uint64, atMost tim
 		if _, err := g.send(r.at, someFlows, forever); err != nil {
 			return burst{}, err
 		}
+		if err := c.warm(g, r); err != nil {
+			return burst{}, err
+		}
 	}
 	b, err := g.send(r.at, packets, atMost)
 	if err != nil {

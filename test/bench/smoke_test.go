@@ -30,8 +30,10 @@ func TestSmoke(t *testing.T) {
 	contenders := []*contender{
 		newContender(t, g, report.Plain, plain),
 		newContender(t, g, report.EBPF, plain),
+		newContender(t, g, report.FastPath, plain),
 		newContender(t, g, report.Plain, tracking),
 		newContender(t, g, report.EBPF, tracking),
+		newContender(t, g, report.FastPath, tracking),
 		newContender(t, g, report.Iptables, tracking),
 	}
 	results := report.Results{}

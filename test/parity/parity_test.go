@@ -3,11 +3,13 @@
 package parity
 
 import (
+	"encoding/json"
 	"net/netip"
 	"slices"
 	"sync/atomic"
 	"testing"
 
+	"ip-masq-agent/internal/api"
 	"ip-masq-agent/internal/lab"
 )
 
@@ -23,7 +25,10 @@ func variants() []variant {
 			)
 		}
 	}
-	return all
+	return append(all,
+		variant{subject: ebpf, conntrack: true, offloads: true, fastPath: true},
+		variant{subject: ebpf, offloads: true, randomFully: true, fastPath: true},
+	)
 }
 
 func TestParity(t *testing.T) {
@@ -36,6 +41,7 @@ func TestParity(t *testing.T) {
 			}
 			b.checkNoLeak()
 			b.checkTracking()
+			b.checkFastPath()
 			for _, r := range changes() {
 				b.run(t, r)
 			}
@@ -158,6 +164,23 @@ func (b *bench) checkTracking() {
 	if n > 0 != withConntrack(b.variant) {
 		b.Errorf("the node tracks %d connections", n)
 	}
+}
+
+// checkFastPath: where there is one, what the table sends took it.
+func (b *bench) checkFastPath() {
+	b.Helper()
+	if !b.variant.fastPath {
+		return
+	}
+	var status api.Status
+	out := lab.RunAgent(b, b.lab.Node, "status", "-o", "json")
+	if err := json.Unmarshal([]byte(out.Stdout), &status); err != nil {
+		b.Fatalf("%v: %s", err, out.Stderr)
+	}
+	if !status.FastPath.Enabled || status.FastPath.Packets < 1000 {
+		b.Errorf("fast path: %+v, want more packets on it", status.FastPath)
+	}
+	b.Logf("fast path: %+v", status.FastPath)
 }
 
 // checkNoLeak: pods' addresses are for exempt destinations and for clients

@@ -31,9 +31,13 @@ type variant struct {
 	conntrack   bool // before the subject came; under iptables rules there always is
 	offloads    bool
 	randomFully bool
+	fastPath    bool // of ebpf; conntrack is liberal then
 }
 
 func (v variant) String() string {
+	if v.fastPath {
+		return fmt.Sprintf("%s/fast-path,conntrack=%t", v.subject, v.conntrack)
+	}
 	return fmt.Sprintf("%s/conntrack=%t,offloads=%t,random-fully=%t", v.subject, v.conntrack, v.offloads, v.randomFully)
 }
 
@@ -65,8 +69,14 @@ func startSubject(t *testing.T, l *lab.Lab, v variant, s settings) *subject {
 	if v.subject == upstream {
 		return sub
 	}
+	if v.fastPath && v.conntrack {
+		if err := l.Node.Sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", "1"); err != nil {
+			t.Fatal(err)
+		}
+	}
 	lab.StartAgent(t, l.Node,
 		"--datapath="+v.subject,
+		fmt.Sprintf("--fast-path=%t", v.fastPath),
 		"--config="+sub.config,
 		"--enable-ipv6",
 		"--invalid=drop",
