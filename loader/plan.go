@@ -22,6 +22,7 @@ import (
 //	uplink eth0 destination ::/0 source 2001:db8::10
 //	uplink eth1 ipv4 drop           there is no address to masquerade with
 //	uplink eth2 down
+//	uplink ib0 link-type 32 refused  its frames cannot be read, nothing is masqueraded there
 //	uplink none                     nothing translates
 //	ports 1-29999,32768-65535 random
 //	table 262144 flows              of each family
@@ -62,6 +63,10 @@ func plan(opts Options, policy *prefix.Policy, network *route.Snapshot, reserved
 }
 
 func planUplink(b *strings.Builder, u route.Uplink, families []*family) {
+	if u.HeaderLen == route.UnknownHeader {
+		fmt.Fprintf(b, "uplink %s link-type %d refused\n", u.Name, u.Type)
+		return
+	}
 	if !u.Up {
 		fmt.Fprintf(b, "uplink %s down\n", u.Name)
 		return

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"ip-masq-agent/internal/portrange"
 	"ip-masq-agent/internal/prefix"
@@ -32,6 +33,7 @@ func TestPlan(t *testing.T) {
 		},
 		{Index: 3, Name: "eth1", Up: true},
 		{Index: 4, Name: "ppp0"},
+		{Index: 5, Name: "ib0", Type: unix.ARPHRD_INFINIBAND, HeaderLen: route.UnknownHeader, Up: true},
 	}}
 	for _, tt := range []struct {
 		name     string
@@ -56,6 +58,7 @@ uplink eth0 destination ::/0 source 2001:db8::10
 uplink eth1 ipv4 drop
 uplink eth1 ipv6 drop
 uplink ppp0 down
+uplink ib0 link-type 32 refused
 ports 1-8079,8081-29999,32768-65535 random
 table 262144 flows
 invalid drop

@@ -126,6 +126,9 @@ func (d *Datapath) leave(slot uint32, value bpf.MasqUplink) error {
 // serve makes the programs run on a link, with what the datapath must know of
 // it in place first.
 func (d *Datapath) serve(link route.Uplink, slots map[int]bpf.MasqUplink) error {
+	if err := readable(link); err != nil {
+		return err
+	}
 	u := d.uplinks[link.Index]
 	if u != nil {
 		d.logAddress("snat_v4", link, anyAddress(u.V4), anyAddress(link.V4))

@@ -9,7 +9,10 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"ip-masq-agent/internal/lab"
+	"ip-masq-agent/internal/route"
 )
 
 // Flows of an address that is removed end at once, and new ones use what is
@@ -211,4 +214,22 @@ func TestAnotherMACDoesNotLeak(t *testing.T) {
 	}
 	wire.Await(t, "the datagram", func(p *lab.Packet) bool { return p.Dst == remote })
 	wire.NoPodAddress(t)
+}
+
+// Where the IP header is in a link's frames has to be known: what is not is
+// refused, and the others are served.
+func TestUnknownFramesAreRefused(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, lab.Options{}, testOptions4(t))
+	network := route.Snapshot{Uplinks: []route.Uplink{
+		{Index: n.Pods[0].Host.Index, Name: "ib0", Type: unix.ARPHRD_INFINIBAND, HeaderLen: route.UnknownHeader, Up: true},
+		{Index: n.Uplinks[0].Index, Name: "eth0", Type: unix.ARPHRD_ETHER, HeaderLen: 14, MAC: n.Uplinks[0].MAC[:], Up: true},
+	}}
+	err := n.Node.Do(func() error { return n.d.Sync(t.Context(), n.policy, &network) })
+	if err == nil || !strings.Contains(err.Error(), "ib0") || !strings.Contains(err.Error(), "link type 32") {
+		t.Errorf("got %v", err)
+	}
+	if status := n.status(); len(status.Interfaces) != 1 || status.Interfaces[0].Name != "eth0" {
+		t.Errorf("serves %+v", status.Interfaces)
+	}
 }

@@ -42,6 +42,10 @@ type Options struct {
 	// SecondUplink adds eth1 to the node and the route to ViaUplink2 through it.
 	SecondUplink bool
 
+	// Shape is the kind of device that the second uplink is. It has the
+	// addresses in place of eth1, on which it stands.
+	Shape Shape
+
 	// PodMTU is the MTU of the pods' links, UplinkMTU that of the node's
 	// uplinks, OutsideMTU that between router and outside. 0: 1500.
 	PodMTU, UplinkMTU, OutsideMTU int
@@ -63,6 +67,7 @@ type Lab struct {
 
 	options    Options
 	namespaces []*Namespace
+	cables     []*os.File
 }
 
 // Pod is a namespace with one address in each family.
@@ -182,6 +187,9 @@ func (l *Lab) addNamespace(name string) (*Namespace, error) {
 
 func (l *Lab) close() error {
 	var errs []error
+	for _, file := range l.cables {
+		errs = append(errs, file.Close())
+	}
 	for _, ns := range l.namespaces {
 		errs = append(errs, ns.close())
 	}

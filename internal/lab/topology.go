@@ -3,6 +3,7 @@
 package lab
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/vishvananda/netlink"
@@ -48,13 +49,21 @@ func (l *Lab) makeSecondUplink() error {
 	if err := l.addUplink("eth1", "node1"); err != nil {
 		return err
 	}
-	if err := l.Node.assign("eth1", "192.0.2.10/24", "2001:db8:2::10/64"); err != nil {
+	uplink, wire, err := l.makeShape()
+	if err != nil {
 		return err
 	}
-	if err := l.Router.assign("node1", "192.0.2.1/24", "2001:db8:2::1/64"); err != nil {
+	if l.options.Shape == IPIP {
+		return errors.Join(l.Node.assign(uplink, "192.0.2.10/24"), l.Router.assign(wire, "192.0.2.1/24"),
+			l.Node.route(uplink, host(l.ViaUplink2.V4)+" 192.0.2.1"))
+	}
+	if err := l.Node.assign(uplink, "192.0.2.10/24", "2001:db8:2::10/64"); err != nil {
 		return err
 	}
-	return l.Node.route("eth1", host(l.ViaUplink2.V4)+" 192.0.2.1", host(l.ViaUplink2.V6)+" 2001:db8:2::1")
+	if err := l.Router.assign(wire, "192.0.2.1/24", "2001:db8:2::1/64"); err != nil {
+		return err
+	}
+	return l.Node.route(uplink, host(l.ViaUplink2.V4)+" 192.0.2.1", host(l.ViaUplink2.V6)+" 2001:db8:2::1")
 }
 
 func (l *Lab) addUplink(name, wireName string) error {

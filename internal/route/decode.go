@@ -21,6 +21,8 @@ type link struct {
 	flags  uint32 // IFF_UP and IFF_LOOPBACK, the others cleared
 	master int    // index of the bridge, bond or VRF it belongs to, or 0
 	mac    string // raw bytes
+	remote string // raw bytes: the broadcast address, of a tunnel the other end
+	tagged bool   // a VLAN whose frames have their tag in front of what they carry
 	v6     ipv6Settings
 }
 
@@ -97,13 +99,24 @@ func decodeLink(m []byte) (link, bool) {
 			l.master = int(word(a.Value))
 		case unix.IFLA_ADDRESS:
 			l.mac = string(a.Value)
+		case unix.IFLA_BROADCAST:
+			l.remote = string(a.Value)
 		case unix.IFLA_LINKINFO:
 			l.kind = text(attrIn(a.Value, unix.IFLA_INFO_KIND))
+			l.tagged = l.kind == "vlan" && !reorders(attrIn(a.Value, unix.IFLA_INFO_DATA))
 		case unix.IFLA_AF_SPEC:
 			l.v6 = decodeIPv6Settings(attrIn(attrIn(a.Value, unix.AF_INET6), unix.IFLA_INET6_CONF))
 		}
 	}
 	return l, true
+}
+
+// reorders reports whether a VLAN moves the tag out of its frames, to where
+// devices and programs expect it (IFLA_VLAN_FLAGS, a struct of flags and mask; not
+// there when no flag is set).
+func reorders(vlan []byte) bool {
+	flags := attrIn(vlan, nl.IFLA_VLAN_FLAGS)
+	return word(flags)&nl.VLAN_FLAG_REORDER_HDR != 0
 }
 
 func decodeIPv6Settings(conf []byte) ipv6Settings {

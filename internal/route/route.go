@@ -28,13 +28,18 @@ type Snapshot struct {
 	Broadcasts []netip.Addr
 }
 
+// UnknownHeader is the header length of a link of which nobody knows where in its
+// frames the IP header is.
+const UnknownHeader = -1
+
 // Uplink is a link that leads out of the node, as found or as named by
 // --interfaces.
 type Uplink struct {
 	Index     int
 	Name      string
-	HeaderLen int              // bytes before the IP header: 14, or 0 on links without Ethernet header
-	MAC       net.HardwareAddr // nil where HeaderLen is 0
+	Type      uint16           // ARPHRD_* of include/uapi/linux/if_arp.h
+	HeaderLen int              // bytes before the IP header: 14, or 0 without Ethernet, or UnknownHeader
+	MAC       net.HardwareAddr // nil without Ethernet header
 	Up        bool             // administratively; what is down has no rules
 
 	// V4 maps next hops, V6 destinations, to the masquerade address: the
@@ -113,7 +118,7 @@ func (s *Snapshot) Equal(o *Snapshot) bool {
 }
 
 func (u Uplink) equal(o Uplink) bool {
-	return u.Index == o.Index && u.Name == o.Name && u.HeaderLen == o.HeaderLen && u.Up == o.Up &&
+	return u.Index == o.Index && u.Name == o.Name && u.Type == o.Type && u.HeaderLen == o.HeaderLen && u.Up == o.Up &&
 		bytes.Equal(u.MAC, o.MAC) && slices.Equal(u.V4, o.V4) && slices.Equal(u.V6, o.V6)
 }
 

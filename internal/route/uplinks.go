@@ -152,12 +152,35 @@ func matches(patterns []string, name string) bool {
 	})
 }
 
-// headerLen is the length of the link's own header, by ARPHRD type.
+const ethernetHeader = 14
+
+// headerLen is the length of the link's own header before the IP header, by
+// ARPHRD type, or UnknownHeader. Of a VLAN that keeps its tag it depends on the
+// device below.
 func headerLen(l link) int {
-	if l.hwType == unix.ARPHRD_ETHER || l.hwType == unix.ARPHRD_LOOPBACK {
-		return 14
+	switch l.hwType {
+	case unix.ARPHRD_ETHER, unix.ARPHRD_LOOPBACK:
+		if l.tagged {
+			return UnknownHeader
+		}
+		return ethernetHeader
+	case unix.ARPHRD_NONE, unix.ARPHRD_RAWIP, unix.ARPHRD_PPP, unix.ARPHRD_SLIP,
+		unix.ARPHRD_TUNNEL, unix.ARPHRD_TUNNEL6, unix.ARPHRD_SIT:
+		return 0
+	case unix.ARPHRD_IPGRE, unix.ARPHRD_IP6GRE:
+		if l.hasOneRemote() {
+			return 0
+		}
 	}
-	return 0
+	return UnknownHeader
+}
+
+// hasOneRemote reports whether a tunnel has one other end. A GRE device without
+// shows frames that begin with the outer header (ipgre_header in
+// net/ipv4/ip_gre.c), in one direction.
+func (l link) hasOneRemote() bool {
+	remote, ok := netip.AddrFromSlice([]byte(l.remote))
+	return ok && !remote.IsUnspecified() && !remote.IsMulticast()
 }
 
 // news reports whether some of the links have not been uplinks so far.
@@ -204,8 +227,8 @@ func broadcast(subnet netip.Prefix) (netip.Addr, bool) {
 }
 
 func (n node) uplink(l link, addrs map[int][]address) Uplink {
-	u := Uplink{Index: l.index, Name: l.name, HeaderLen: headerLen(l), Up: l.up()}
-	if u.HeaderLen > 0 {
+	u := Uplink{Index: l.index, Name: l.name, Type: l.hwType, HeaderLen: headerLen(l), Up: l.up()}
+	if u.HeaderLen >= ethernetHeader {
 		u.MAC = net.HardwareAddr(l.mac)
 	}
 	if u.Up {

@@ -146,11 +146,27 @@ func TestRoutesThatMatter(t *testing.T) {
 func TestHeaderLength(t *testing.T) {
 	for hwType, want := range map[uint16]int{
 		unix.ARPHRD_ETHER: 14, unix.ARPHRD_NONE: 0, unix.ARPHRD_PPP: 0, unix.ARPHRD_TUNNEL: 0, unix.ARPHRD_TUNNEL6: 0,
-		unix.ARPHRD_SIT: 0, unix.ARPHRD_IPGRE: 0, unix.ARPHRD_IP6GRE: 0, unix.ARPHRD_RAWIP: 0,
+		unix.ARPHRD_SIT: 0, unix.ARPHRD_RAWIP: 0, unix.ARPHRD_LOOPBACK: 14,
+		unix.ARPHRD_INFINIBAND: UnknownHeader, unix.ARPHRD_IEEE1394: UnknownHeader, unix.ARPHRD_IEEE80211: UnknownHeader,
 	} {
 		if got := headerLen(link{hwType: hwType}); got != want {
 			t.Errorf("ARPHRD %d: %d bytes, want %d", hwType, got, want)
 		}
+	}
+	for remote, want := range map[string]int{
+		"192.0.2.1": 0, "2001:db8::1": 0, "0.0.0.0": UnknownHeader, "::": UnknownHeader, "239.0.0.1": UnknownHeader, "ff02::1": UnknownHeader,
+	} {
+		a := netip.MustParseAddr(remote)
+		l := link{hwType: unix.ARPHRD_IPGRE, remote: string(a.AsSlice())}
+		if a.Is6() {
+			l.hwType = unix.ARPHRD_IP6GRE
+		}
+		if got := headerLen(l); got != want {
+			t.Errorf("GRE to %s: %d bytes, want %d", remote, got, want)
+		}
+	}
+	if got := headerLen(link{hwType: unix.ARPHRD_ETHER, tagged: true}); got != UnknownHeader {
+		t.Errorf("VLAN with the tag in its frames: %d bytes, want none", got)
 	}
 }
 
