@@ -14,8 +14,6 @@
 #include "rewrite.h"
 #include "sticky.h"
 
-#define AF_INET 2
-
 /*
  * Where the packet goes next on this uplink. Without a route the destination
  * itself, as MASQUERADE's rt_nexthop() has it for a link without gateway.

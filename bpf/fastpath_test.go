@@ -282,6 +282,23 @@ func TestFastPathLeavesToTheStack(t *testing.T) {
 	}
 }
 
+// A way is of one pair of links: the address of a pod on another pod's link is
+// for the stack to judge.
+func TestFastPathIsBetweenTwoLinks(t *testing.T) {
+	for name, move := range map[string]func(*MasqWays){
+		"from another link": func(w *MasqWays) { w.PodLink++ },
+		"to another uplink": func(w *MasqWays) { w.Uplink++ },
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachFastFlow(t, func(t *testing.T, f *fastFlow) {
+				move(&f.ways)
+				f.write()
+				f.holdStack(toHost(f.pod), fullSKB{})
+			})
+		})
+	}
+}
+
 // Other kinds of packets never take it, whatever the maps say.
 func TestFastPathIsForTCPAndUDP(t *testing.T) {
 	for _, h := range families {

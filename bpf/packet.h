@@ -14,6 +14,10 @@
 
 #include "masq.h"
 
+/* linux/socket.h has them for the kernel only. */
+#define AF_INET 2
+#define AF_INET6 10
+
 enum packet_flag {
 	PACKET_PORTS = 1, /* the tuple's ports are known */
 	PACKET_FIRST = 2, /* first of several fragments: has the header */

@@ -78,9 +78,9 @@ func smokeReport(results report.Results, contenders []*contender) string {
 	fmt.Fprintf(&s, "%s, %s\n", kernel(), processor())
 	fmt.Fprintf(&s, "per second of one processor, %d CIDRs: median of %d rounds (quartiles)\n",
 		report.CIDRs, len(results[contenders[0].key(report.NewFlows, report.CIDRs)]))
-	fmt.Fprintf(&s, "%-26s %-32s %s\n", "", report.NewFlows, report.Established)
+	fmt.Fprintf(&s, "%-38s %-32s %s\n", "", report.NewFlows, report.Established)
 	for _, c := range contenders {
-		fmt.Fprintf(&s, "%-26s %-32s %s\n", c, spread(c, report.NewFlows), spread(c, report.Established))
+		fmt.Fprintf(&s, "%-38s %-32s %s\n", c, spread(c, report.NewFlows), spread(c, report.Established))
 	}
 	for _, conntrack := range []bool{true, false} {
 		if conntrack {

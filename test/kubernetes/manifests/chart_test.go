@@ -30,6 +30,7 @@ flags:
   invalid: drop
   interfaces: [eth0, "bond*"]
   natTableSize: 1048576
+  fastPath: true
   logFormat: json
   v: 0
 extraArgs: [--pin-path=/sys/fs/bpf/other]

@@ -44,6 +44,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if get . "natTableSize" }}
 - --nat-table-size={{ int .natTableSize }}
 {{- end }}
+{{- if kindIs "bool" (get . "fastPath") }}
+- --fast-path={{ .fastPath }}
+{{- end }}
 {{- if .logFormat }}
 - --log-format={{ .logFormat }}
 {{- end }}
