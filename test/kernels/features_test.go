@@ -39,6 +39,7 @@ func TestFeatures(t *testing.T) {
 	n.stop(t)
 	found = append(found, [2]string{"drains without CAP_BPF", yesIf(n.drainsWithoutBPF(t))})
 	n.cleanUp(t)
+	found = append(found, [2]string{"fast path", yesIf(n.offersFastPath(t))})
 
 	page, err := os.ReadFile("../../docs/kernels.md")
 	if err != nil {
@@ -80,6 +81,24 @@ func (n *node) drainsWithoutBPF(t *testing.T) bool {
 	})
 	if err != nil && !errors.Is(err, os.ErrPermission) {
 		t.Errorf("drain without CAP_BPF: %v", err)
+	}
+	return err == nil
+}
+
+// offersFastPath reports whether the datapath takes the option.
+func (n *node) offersFastPath(t *testing.T) bool {
+	t.Helper()
+	opts := options(t)
+	opts.FastPath = true
+	err := n.Node.Do(func() error {
+		d, err := loader.New(opts)
+		if err != nil {
+			return err
+		}
+		return errors.Join(d.Close(), loader.Cleanup(opts))
+	})
+	if _, unsupported := errors.AsType[*loader.UnsupportedError](err); err != nil && !unsupported {
+		t.Errorf("start with the fast path: %v", err)
 	}
 	return err == nil
 }
