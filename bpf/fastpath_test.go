@@ -290,7 +290,7 @@ func TestFastPathIsBetweenTwoLinks(t *testing.T) {
 		"to another uplink": func(w *MasqWays) { w.Uplink++ },
 	} {
 		t.Run(name, func(t *testing.T) {
-			eachFastFlow(t, func(t *testing.T, f *fastFlow) {
+			eachFastFlow(t, func(_ *testing.T, f *fastFlow) {
 				move(&f.ways)
 				f.write()
 				f.holdStack(toHost(f.pod), fullSKB{})
