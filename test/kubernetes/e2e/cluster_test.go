@@ -5,6 +5,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -21,18 +22,37 @@ const patience = 90 * time.Second
 type cluster struct {
 	dir        string // of ../cluster
 	probe      string // the program of the test's pods
-	repository string
-	hyperkube  string
+	repository string // a copy, whose manifests name the image
+	image      string
+	readme     string // the commands of the README, from the first kubectl on
 }
 
 // findCluster reads what ../run says.
 func findCluster(t *testing.T) cluster {
 	t.Helper()
-	c := cluster{os.Getenv("E2E_CLUSTER"), os.Getenv("E2E_PROBE"), os.Getenv("E2E_REPOSITORY"), os.Getenv("HYPERKUBE")}
+	c := cluster{
+		os.Getenv("E2E_CLUSTER"), os.Getenv("E2E_PROBE"), os.Getenv("E2E_REPOSITORY"), os.Getenv("E2E_IMAGE"), os.Getenv("E2E_README"),
+	}
 	if c.dir == "" {
 		t.Fatal("no cluster: please call test/kubernetes/run")
 	}
 	return c
+}
+
+// imageParts are its name and its tag.
+func (c cluster) imageParts() (repository, tag string) {
+	i := strings.LastIndex(c.image, ":")
+	return c.image[:i], c.image[i+1:]
+}
+
+// readFile reads a file of the repository.
+func (c cluster) readFile(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(c.repository, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // try runs a program in a host's network namespace.
@@ -73,7 +93,7 @@ func (c cluster) onNode(t *testing.T, node string, command ...string) string {
 // tryKubectl runs kubectl with stdin in the repository.
 func (c cluster) tryKubectl(t *testing.T, stdin string, args ...string) (string, error) {
 	t.Helper()
-	return c.try(t, stdin, "node1", append([]string{c.hyperkube, "kubectl", "--kubeconfig", filepath.Join(c.dir, "admin.conf")}, args...)...)
+	return c.try(t, stdin, "node1", append([]string{"kubectl"}, args...)...)
 }
 
 func (c cluster) kubectl(t *testing.T, args ...string) string {
@@ -109,6 +129,51 @@ func (c cluster) agent(t *testing.T, node string, args ...string) string {
 	return c.kubectl(t, append([]string{"exec", "--namespace=kube-system", c.agentPod(t, node), "--", "/ip-masq-agent"}, args...)...)
 }
 
+// status is what a part of the agent's says, in the words of its JSON.
+type status struct {
+	Interfaces []struct {
+		SNATv4 string `json:"snat_v4"`
+		SNATv6 string `json:"snat_v6"`
+	} `json:"interfaces"`
+	Drain struct {
+		Active  bool `json:"active"`
+		Entries int  `json:"entries"`
+	} `json:"drain"`
+	Warnings []string `json:"warnings"`
+}
+
+func (c cluster) status(t *testing.T, node string) status {
+	t.Helper()
+	var s status
+	if err := json.Unmarshal([]byte(c.agent(t, node, "status", "-o", "json")), &s); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// ownKustomization makes the one that kustomize/base describes in its head, with
+// our image, and returns its directory.
+func (c cluster) ownKustomization(t *testing.T) string {
+	t.Helper()
+	const base = "deploy/kustomize/base/kustomization.yaml"
+	var own strings.Builder
+	for line := range strings.Lines(c.readFile(t, base)) {
+		if text, ok := strings.CutPrefix(line, "#   "); ok {
+			own.WriteString(text)
+		}
+	}
+	repository, tag := c.imageParts()
+	text := strings.NewReplacer("registry.internal/ip-masq-agent", repository, "v1.0.0", tag).Replace(own.String())
+	dir := t.TempDir()
+	if err := os.Symlink(c.repository, filepath.Join(dir, "ip-masq-agent")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
 // agentPod is the name of the agent's pod on a node, or "" if none runs.
 func (c cluster) agentPod(t *testing.T, node string) string {
 	t.Helper()
@@ -117,9 +182,9 @@ func (c cluster) agentPod(t *testing.T, node string) string {
 }
 
 // podAddress is a pod's, of the default namespace.
-func (c cluster) podAddress(t *testing.T, pod string) string {
+func (c cluster) podAddress(t *testing.T, pod string, f family) string {
 	t.Helper()
-	return c.kubectl(t, "get", "pod", pod, "--output=jsonpath={.status.podIP}")
+	return c.kubectl(t, "get", "pod", pod, fmt.Sprintf("--output=jsonpath={.status.podIPs[%d].ip}", f.pod))
 }
 
 // eventually repeats what until it gives no error.

@@ -21,14 +21,14 @@ spec:
   securityContext: {seccompProfile: {type: RuntimeDefault}}
   initContainers:
     - name: legacy
-      image: registry.example.com/ip-masq-agent:latest
+      image: %[5]s
       imagePullPolicy: IfNotPresent
       command: [iptables-legacy, -t, mangle, -N, KUBE-IPTABLES-HINT]
       securityContext: {capabilities: {drop: [ALL], add: [NET_ADMIN, NET_RAW]}}
       volumeMounts: [{name: run, mountPath: /run}]
   containers:
     - name: agent
-      image: registry.example.com/ip-masq-agent:latest
+      image: %[5]s
       imagePullPolicy: IfNotPresent
       args: [--once, --metrics-bind-address=0, --pin-path=/sys/fs/bpf/%[1]s, --datapath=%[2]s]
       securityContext:
@@ -64,7 +64,7 @@ func capabilities(t *testing.T, c cluster) {
 			if test.datapath == "ebpf" {
 				mount = ", {name: bpf, mountPath: /sys/fs/bpf}"
 			}
-			c.kubectlStdin(t, fmt.Sprintf(rightsPod, pod, test.datapath, strings.Join(have, ", "), mount), "apply", "-f", "-")
+			c.kubectlStdin(t, fmt.Sprintf(rightsPod, pod, test.datapath, strings.Join(have, ", "), mount, c.image), "apply", "-f", "-")
 			_, err := c.tryKubectl(t, "", "wait", "pod/"+pod, "--for=jsonpath={.status.phase}="+test.phase, "--timeout=60s")
 			if log := c.kubectl(t, "logs", pod, "--all-containers"); err != nil || !strings.Contains(log, test.says) {
 				t.Errorf("it did not end as %s and say %q (%v):\n%s", test.phase, test.says, err, log)

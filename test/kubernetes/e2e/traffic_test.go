@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os/exec"
@@ -12,16 +13,29 @@ import (
 	"testing"
 )
 
-// Addresses of ../cluster and testdata/pods.yaml.
-const (
-	port         = "7777"
-	outside      = "203.0.113.9"
-	outside6     = "2001:db8::9"
-	company      = "10.77.0.100" // ext, too, but in a range that keeps the source
-	clusterIP    = "10.96.77.77"
-	nodePort     = "30077"
-	nodePortHere = "30078" // externalTrafficPolicy: Local
+const port = "7777"
+
+// family has the addresses of ../cluster and testdata/pods.yaml.
+type family struct {
+	outside      string
+	company      string // the same host, but in a range that keeps the source
+	clusterIP    string
+	nodes        string // what a node's address begins with
+	pod          int    // of a pod's addresses
+	nodePort     string
+	nodePortHere string // externalTrafficPolicy: Local
+}
+
+var (
+	ipv4 = family{"203.0.113.9", "10.77.0.100", "10.96.77.77", "10.77.0.", 0, "30077", "30078"}
+	ipv6 = family{"2001:db8::9", "fd00:77::100", "fd00:10:96::7777", "fd00:77::", 1, "30077", "30078"}
 )
+
+// of a node named node1 it is 10.77.0.1.
+func (f family) of(node string) string { return f.nodes + strings.TrimPrefix(node, "node") }
+
+// way is an argument of the probe.
+func way(proto, host, port string) string { return proto + "/" + net.JoinHostPort(host, port) }
 
 // startOutside starts the server outside of the cluster.
 func (c cluster) startOutside(t *testing.T) {
@@ -33,75 +47,108 @@ func (c cluster) startOutside(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = server.Wait() })
 	eventually(t, func() error {
-		_, err := c.try(t, "", "ext", c.probe, "ask", "tcp", outside+":"+port)
-		return err
+		for _, f := range []family{ipv4, ipv6} {
+			if seen := c.on(t, "ext", c.probe, "ask", way("tcp", f.outside, port)); strings.HasPrefix(seen, "failed") {
+				return errors.New(seen)
+			}
+		}
+		return nil
 	})
 }
 
-// seen is the address that a server saw when a pod asked.
-func (c cluster) seen(t *testing.T, pod, proto, host string) (string, error) {
-	t.Helper()
-	answer, err := c.tryKubectl(t, "", "exec", pod, "--", "/probe", "ask", proto, net.JoinHostPort(host, port))
-	if err != nil {
-		return "", err
+// expectation is whom a server has to see when it is asked by a way.
+type expectation struct{ way, seen string }
+
+// compare holds what a probe printed against the expectations.
+func compare(printed string, want []expectation) error {
+	lines := strings.Split(printed, "\n")
+	if len(lines) != len(want) {
+		return fmt.Errorf("%d lines for %d ways:\n%s", len(lines), len(want), printed)
 	}
-	address, _, err := net.SplitHostPort(answer)
-	return address, err
+	var all error
+	for i, e := range want {
+		host, _, err := net.SplitHostPort(lines[i])
+		if err != nil || host != e.seen && e.seen != anybody {
+			all = errors.Join(all, fmt.Errorf("%s saw %s, want %s", e.way, lines[i], e.seen))
+		}
+	}
+	return all
 }
 
-// sees says what is wrong if a server does not see a pod with an address.
-func (c cluster) sees(t *testing.T, pod, proto, host, want string) error {
+// anybody is who may be seen where that is not the agent's to say.
+const anybody = "anybody"
+
+// asks has a pod, or with no name the outside, ask by all ways.
+func (c cluster) asks(t *testing.T, pod string, want ...expectation) error {
 	t.Helper()
-	got, err := c.seen(t, pod, proto, host)
-	if err == nil && got != want {
-		err = fmt.Errorf("%s by %s: %s saw %s, want %s", pod, proto, host, got, want)
+	ask := []string{"ask"}
+	for _, e := range want {
+		ask = append(ask, e.way)
+	}
+	printed, err := "", error(nil)
+	if pod == "" {
+		printed, err = c.try(t, "", "ext", append([]string{c.probe}, ask...)...)
+	} else {
+		printed, err = c.tryKubectl(t, "", append([]string{"exec", pod, "--", "/probe"}, ask...)...)
+	}
+	if err == nil {
+		err = compare(printed, want)
+	}
+	if err != nil {
+		err = fmt.Errorf("asked by %q: %w", pod, err)
 	}
 	return err
 }
 
-// checkTraffic checks who sees which address: towards the outside nodes or pods,
-// everywhere else pods.
-func (c cluster) checkTraffic(t *testing.T, masqueraded bool) {
-	t.Helper()
-	server := c.podAddress(t, "server")
-	for _, node := range c.nodes(t) {
-		pod := "client-" + node
-		own := c.podAddress(t, pod)
-		public := own
-		if masqueraded {
-			public = c.nodeAddress(t, node)
-		}
-		for _, proto := range []string{"tcp", "udp"} {
-			for host, want := range map[string]string{outside: public, company: own, server: own, clusterIP: own} {
-				if err := c.sees(t, pod, proto, host, want); err != nil {
-					t.Error(err)
-				}
-			}
-		}
-	}
-	c.checkNodePorts(t)
-}
-
-// checkNodePorts asks the server pod from outside: through any node, and through
-// its own node, where it sees the client.
-func (c cluster) checkNodePorts(t *testing.T) {
+// checkTraffic checks who sees which address: towards the outside nodes, for the
+// masqueraded families, and everywhere else pods.
+func (c cluster) checkTraffic(t *testing.T, masqueraded ...family) {
 	t.Helper()
 	home := c.kubectl(t, "get", "pod", "server", "--output=jsonpath={.spec.nodeName}")
-	for _, proto := range []string{"tcp", "udp"} {
-		for _, node := range c.nodes(t) {
-			if _, err := c.try(t, "", "ext", c.probe, "ask", proto, c.nodeAddress(t, node)+":"+nodePort); err != nil {
-				t.Errorf("node port of %s: %v", node, err)
-			}
+	for _, f := range []family{ipv4, ipv6} {
+		c.checkPods(t, f, home, slices.Contains(masqueraded, f))
+		c.checkOutside(t, f, home)
+	}
+}
+
+// checkPods has a pod on each node ask.
+func (c cluster) checkPods(t *testing.T, f family, home string, masqueraded bool) {
+	t.Helper()
+	server := c.podAddress(t, "server", f)
+	for _, node := range c.nodes(t) {
+		pod := "client-" + node
+		own := c.podAddress(t, pod, f)
+		public := own
+		if masqueraded {
+			public = f.of(node)
 		}
-		answer, err := c.try(t, "", "ext", c.probe, "ask", proto, c.nodeAddress(t, home)+":"+nodePortHere)
-		if err != nil || !strings.HasPrefix(answer, company+":") {
-			t.Errorf("node port by %s: the server saw %s (%v), want %s", proto, answer, err, company)
+		want := []expectation{{way("tcp", f.of(home), f.nodePort), anybody}}
+		for _, proto := range []string{"tcp", "udp"} {
+			want = append(want,
+				expectation{way(proto, f.outside, port), public},
+				expectation{way(proto, f.company, port), own},
+				expectation{way(proto, server, port), own},
+				expectation{way(proto, f.clusterIP, port), own})
+		}
+		if err := c.asks(t, pod, want...); err != nil {
+			t.Error(err)
 		}
 	}
-	for _, node := range c.nodes(t) {
-		if _, err := c.tryKubectl(t, "", "exec", "client-"+node, "--", "/probe", "ask", "tcp", c.nodeAddress(t, home)+":"+nodePort); err != nil {
-			t.Errorf("node port, asked by a pod: %v", err)
+}
+
+// checkOutside asks the server pod from outside: through any node, and through
+// its own node, where it sees the client.
+func (c cluster) checkOutside(t *testing.T, f family, home string) {
+	t.Helper()
+	var want []expectation
+	for _, proto := range []string{"tcp", "udp"} {
+		for _, node := range c.nodes(t) {
+			want = append(want, expectation{way(proto, f.of(node), f.nodePort), anybody})
 		}
+		want = append(want, expectation{way(proto, f.of(home), f.nodePortHere), f.company})
+	}
+	if err := c.asks(t, "", want...); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -110,22 +157,21 @@ func (c cluster) nodes(t *testing.T) []string {
 	return strings.Fields(c.kubectl(t, "get", "nodes", "--output=jsonpath={.items[*].metadata.name}"))
 }
 
-// nodeAddress of node1 is 10.77.0.1.
-func (c cluster) nodeAddress(t *testing.T, node string) string {
-	t.Helper()
-	return "10.77.0." + strings.TrimPrefix(node, "node")
-}
-
 // startTalk has a pod on each node talk to the outside until checkTalk.
-func (c cluster) startTalk(t *testing.T) {
+func (c cluster) startTalk(t *testing.T, families ...family) {
 	t.Helper()
 	for _, node := range c.nodes(t) {
-		c.kubectl(t, "run", "talk-"+node, "--image=localhost/probe:e2e", "--image-pull-policy=Never", "--restart=Never",
-			"--overrides", `{"spec": {"nodeName": "`+node+`", "terminationGracePeriodSeconds": 1}}`,
-			"--", "talk", outside+":"+port)
+		run := []string{"run", "talk-" + node, "--image=localhost/probe:e2e", "--image-pull-policy=Never", "--restart=Never",
+			"--overrides", `{"spec": {"nodeName": "` + node + `", "terminationGracePeriodSeconds": 1}}`, "--", "talk"}
+		for _, f := range families {
+			run = append(run, net.JoinHostPort(f.outside, port))
+		}
+		c.kubectl(t, run...)
+	}
+	for _, node := range c.nodes(t) {
 		c.kubectl(t, "wait", "--for=condition=Ready", "pod/talk-"+node, "--timeout=80s")
 		eventually(t, func() error {
-			if lines := c.kubectl(t, "logs", "talk-"+node); strings.Count(lines, "\n") < 3 {
+			if lines := c.kubectl(t, "logs", "talk-"+node); strings.Count(lines, "\n") < 4*len(families)-1 {
 				return fmt.Errorf("it says %q", lines)
 			}
 			return nil
@@ -136,21 +182,29 @@ func (c cluster) startTalk(t *testing.T) {
 // checkTalk ends that and holds that from its first to its last packet the
 // outside saw the node, that what was open stayed open, with its port, and that
 // nothing failed: each way to talk has one line.
-func (c cluster) checkTalk(t *testing.T) {
+func (c cluster) checkTalk(t *testing.T, families ...family) {
 	t.Helper()
 	for _, node := range c.nodes(t) {
-		lines := strings.Split(c.kubectl(t, "logs", "talk-"+node), "\n")
-		slices.Sort(lines)
-		address := c.nodeAddress(t, node)
-		want := []string{"new tcp " + address, "new udp " + address, "open tcp " + address + ":", "open udp " + address + ":"}
-		if len(lines) != 4 {
-			t.Errorf("talk-%s, a line for each change:\n%s", node, strings.Join(lines, "\n"))
+		said := c.kubectl(t, "logs", "talk-"+node)
+		if lines := strings.Count(said, "\n") + 1; lines != 4*len(families) {
+			t.Errorf("talk-%s has %d lines, want one for each of %d ways", node, lines, 4*len(families))
 		}
-		for i, line := range lines {
-			if i < len(want) && strings.HasPrefix(want[i], "open") != strings.HasPrefix(line, "open") || !strings.Contains(line, " "+address) {
-				t.Errorf("talk-%s: %q, want %q", node, line, want[min(i, 3)])
+		for _, f := range families {
+			for _, proto := range []string{"tcp", "udp"} {
+				asked := way(proto, f.outside, port)
+				for _, want := range []string{"new " + asked + " " + f.of(node), "open " + asked + " " + openFrom(f.of(node))} {
+					if !strings.Contains(said, want) {
+						t.Errorf("talk-%s never says %q", node, want)
+					}
+				}
 			}
+		}
+		if t.Failed() {
+			t.Logf("talk-%s, a line for each change:\n%s", node, said)
 		}
 		c.kubectl(t, "delete", "pod", "talk-"+node, "--now")
 	}
 }
+
+// openFrom is how an address with some port begins.
+func openFrom(address string) string { return strings.TrimSuffix(net.JoinHostPort(address, "0"), "0") }

@@ -5,8 +5,9 @@
 //
 //	probe pause              waits; pods' sandboxes run it
 //	probe serve PORT         answers each message, TCP or UDP, with its source
-//	probe ask PROTO ADDRESS  asks a server and prints whom it saw
-//	probe talk ADDRESS       keeps asking: by one TCP and one UDP flow that stay
+//	probe ask WAY...         asks servers, by ways such as tcp/10.0.0.1:7777, and
+//	                         prints a line for each: whom it saw, or what failed
+//	probe talk ADDRESS...    keeps asking: by one TCP and one UDP flow that stay
 //	                         open, and by new ones; prints whom the server saw
 //	                         whenever that changes, and every failure
 package main
@@ -19,6 +20,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -44,17 +46,13 @@ func run(args []string) error {
 		return nil
 	case len(args) == 2 && args[0] == "serve":
 		return serve(ctx, args[1])
-	case len(args) == 3 && args[0] == "ask":
-		seen, err := ask(args[1], args[2])
-		if err == nil {
-			fmt.Println(seen)
-		}
-		return err
-	case len(args) == 2 && args[0] == "talk":
-		talk(ctx, args[1])
+	case len(args) > 1 && args[0] == "ask":
+		return askAll(args[1:])
+	case len(args) > 1 && args[0] == "talk":
+		talk(ctx, args[1:])
 		return nil
 	}
-	return errors.New("usage: probe pause | serve PORT | ask PROTO ADDRESS | talk ADDRESS")
+	return errors.New("usage: probe pause | serve PORT | ask WAY [WAY...] | talk ADDRESS [ADDRESS...]")
 }
 
 // serve answers until ctx ends.
@@ -114,6 +112,22 @@ func answerLines(conn net.Conn) {
 	}
 }
 
+// askAll asks by each way, whatever becomes of the others.
+func askAll(ways []string) error {
+	for _, way := range ways {
+		network, address, ok := strings.Cut(way, "/")
+		if !ok {
+			return fmt.Errorf("no way to ask: %s", way)
+		}
+		seen, err := ask(network, address)
+		if err != nil {
+			seen = "failed: " + err.Error()
+		}
+		fmt.Println(seen)
+	}
+	return nil
+}
+
 // ask asks once, by a flow of its own.
 func ask(network, address string) (string, error) {
 	conn, err := net.DialTimeout(network, address, patience)
@@ -140,24 +154,22 @@ func exchange(conn net.Conn) (string, error) {
 }
 
 // talk asks in all ways until ctx ends.
-func talk(ctx context.Context, address string) {
+func talk(ctx context.Context, addresses []string) {
 	last := make(map[string]string)
+	open := make(map[string]net.Conn)
 	report := func(way, now string) {
 		if last[way] != now {
 			last[way] = now
 			fmt.Println(way, now)
 		}
 	}
-	open := make(map[string]net.Conn)
 	for ctx.Err() == nil {
-		for _, network := range []string{"tcp", "udp"} {
-			if seen, err := ask(network, address); err != nil {
-				report("new "+network, "failed: "+err.Error())
-			} else {
-				host, _, _ := net.SplitHostPort(seen)
-				report("new "+network, host)
+		for _, address := range addresses {
+			for _, network := range []string{"tcp", "udp"} {
+				way := network + "/" + address
+				report("new "+way, askAnew(network, address))
+				report("open "+way, keepAsking(open, network, address))
 			}
-			report("open "+network, keepAsking(open, network, address))
 		}
 		select {
 		case <-ctx.Done():
@@ -166,19 +178,33 @@ func talk(ctx context.Context, address string) {
 	}
 }
 
-// keepAsking asks by the open flow of a network, or opens it.
+// askAnew gives the address that a server saw, without the port.
+func askAnew(network, address string) string {
+	seen, err := ask(network, address)
+	if err != nil {
+		return "failed: " + err.Error()
+	}
+	host, _, err := net.SplitHostPort(seen)
+	if err != nil {
+		return "failed: " + err.Error()
+	}
+	return host
+}
+
+// keepAsking asks by the open flow of a way, or opens it.
 func keepAsking(open map[string]net.Conn, network, address string) string {
-	if open[network] == nil {
+	way := network + "/" + address
+	if open[way] == nil {
 		conn, err := net.DialTimeout(network, address, patience)
 		if err != nil {
 			return "failed to open: " + err.Error()
 		}
-		open[network] = conn
+		open[way] = conn
 	}
-	seen, err := exchange(open[network])
+	seen, err := exchange(open[way])
 	if err != nil {
-		_ = open[network].Close()
-		open[network] = nil
+		_ = open[way].Close()
+		open[way] = nil
 		return "failed: " + err.Error()
 	}
 	return seen
