@@ -6,6 +6,7 @@
 
 #include <linux/errno.h>
 
+#include "clock.h"
 #include "conntrack.h"
 #include "maps.h"
 #include "nat.h"
@@ -252,7 +253,7 @@ static __always_inline bool may_take_over(const struct packet *pkt,
 static __always_inline bool reclaim(struct scratch *s, const enum family family,
 				    __u32 n)
 {
-	__u64 now = bpf_ktime_get_ns();
+	__u64 now = clock_ns();
 	struct flow *flow;
 	__u64 last_seen;
 

@@ -5,6 +5,7 @@
 /* The rules for packets that leave, in the order in which they are asked. */
 
 #include "alloc.h"
+#include "clock.h"
 #include "conntrack.h"
 #include "fastpath.h"
 #include "icmp.h"
@@ -156,7 +157,7 @@ static __always_inline enum verdict unknown_flow(struct __sk_buff *skb,
 						 const enum family family)
 {
 	struct scratch *s = this_scratch();
-	__u64 now = bpf_ktime_get_ns();
+	__u64 now = clock_ns();
 	enum verdict verdict;
 	struct packet *pkt;
 	union address dst;

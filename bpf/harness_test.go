@@ -139,6 +139,7 @@ func spec(t testing.TB, c config) *ebpf.CollectionSpec {
 		MasqVarCfgCtinfo:      c.ctinfo,
 		MasqVarCfgCtLookup:    c.ctLookup,
 		MasqVarCfgFastPath:    c.fastPath,
+		MasqVarCfgCoarseClock: c.ctinfo, // both are of newer kernels
 	} {
 		if err := spec.Variables[name].Set(value); err != nil {
 			t.Fatalf("set %s: %v", name, err)

@@ -8,6 +8,7 @@
  */
 
 #include "checksum.h"
+#include "clock.h"
 #include "nat.h"
 #include "parse.h"
 #include "rewrite.h"
@@ -173,7 +174,7 @@ static __always_inline enum verdict icmp_error_egress(struct __sk_buff *skb,
 						      const enum family family)
 {
 	struct scratch *s = this_scratch();
-	__u64 now = bpf_ktime_get_ns();
+	__u64 now = clock_ns();
 	union tuple tuple;
 	struct flow *flow;
 
@@ -202,7 +203,7 @@ static __always_inline enum verdict icmp_error_ingress(struct __sk_buff *skb,
 						       const enum family family)
 {
 	struct scratch *s = this_scratch();
-	__u64 now = bpf_ktime_get_ns();
+	__u64 now = clock_ns();
 	struct flow *flow;
 
 	if (!s || !parse_quote(skb, &s->packet, &s->quote, family))

@@ -18,6 +18,7 @@ const volatile bool cfg_ipv6;
 const volatile bool cfg_random_fully;
 const volatile bool cfg_drop_invalid;
 const volatile bool cfg_ctinfo; /* struct sk_buff is readable: see kernel.h */
+const volatile bool cfg_coarse_clock; /* bpf_ktime_get_coarse_ns() is there */
 const volatile bool cfg_ct_lookup; /* conntrack can be asked for a tuple */
 const volatile bool cfg_fast_path; /* see fastpath.h; implies cfg_ctinfo */
 

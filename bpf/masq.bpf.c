@@ -6,6 +6,7 @@
  * uplink. Read egress_verdict() and ingress_verdict() first.
  */
 
+#include "clock.h"
 #include "conntrack.h"
 #include "egress.h"
 #include "fastpath.h"
@@ -61,7 +62,7 @@ static __always_inline enum verdict egress_verdict(struct __sk_buff *skb,
 {
 	const struct uplink *uplink = this_uplink();
 	struct scratch *s = this_scratch();
-	__u64 now = bpf_ktime_get_ns();
+	__u64 now = clock_ns();
 	enum verdict verdict;
 	struct packet *pkt;
 	union address dst;
@@ -104,7 +105,7 @@ static __always_inline enum verdict ingress_verdict(struct __sk_buff *skb,
 {
 	const struct uplink *uplink = this_uplink();
 	struct scratch *s = this_scratch();
-	__u64 now = bpf_ktime_get_ns();
+	__u64 now = clock_ns();
 	enum verdict verdict;
 	struct packet *pkt;
 

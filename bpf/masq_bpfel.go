@@ -515,6 +515,7 @@ const (
 	MasqProgProbeCtinfo   = "probe_ctinfo"
 	MasqProgSweepV4       = "sweep_v4"
 	MasqProgSweepV6       = "sweep_v6"
+	MasqVarCfgCoarseClock = "cfg_coarse_clock"
 	MasqVarCfgCtLookup    = "cfg_ct_lookup"
 	MasqVarCfgCtinfo      = "cfg_ctinfo"
 	MasqVarCfgDropInvalid = "cfg_drop_invalid"
@@ -617,6 +618,7 @@ type MasqMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type MasqVariableSpecs struct {
+	CfgCoarseClock *ebpf.VariableSpec `ebpf:"cfg_coarse_clock"`
 	CfgCtLookup    *ebpf.VariableSpec `ebpf:"cfg_ct_lookup"`
 	CfgCtinfo      *ebpf.VariableSpec `ebpf:"cfg_ctinfo"`
 	CfgDropInvalid *ebpf.VariableSpec `ebpf:"cfg_drop_invalid"`
@@ -720,6 +722,7 @@ func (m *MasqMaps) Close() error {
 //
 // It can be passed to LoadMasqObjects or ebpf.CollectionSpec.LoadAndAssign.
 type MasqVariables struct {
+	CfgCoarseClock *ebpf.Variable `ebpf:"cfg_coarse_clock"`
 	CfgCtLookup    *ebpf.Variable `ebpf:"cfg_ct_lookup"`
 	CfgCtinfo      *ebpf.Variable `ebpf:"cfg_ctinfo"`
 	CfgDropInvalid *ebpf.Variable `ebpf:"cfg_drop_invalid"`

@@ -4,6 +4,7 @@
 
 /* Taking away what has ended: run by the agent, not by packets. */
 
+#include "clock.h"
 #include "nat.h"
 
 /* A sweep waits longer than a lookup: see mark_dying(). */
@@ -42,7 +43,7 @@ static __always_inline bool sweep_flow(const union tuple *tuple, __u32 mode,
 				       const enum family family)
 {
 	struct flow *flow = find_flow(tuple, family);
-	__u64 now = bpf_ktime_get_ns(), last_seen;
+	__u64 now = clock_ns(), last_seen;
 
 	if (!flow)
 		return false;

@@ -33,9 +33,11 @@ type features struct {
 	// CTLookup: conntrack can be asked for a tuple (5.18, with nf_conntrack
 	// loaded).
 	CTLookup bool
+	// CoarseClock: the time of the last tick can be read (5.11).
+	CoarseClock bool
 }
 
-// String is for the log.
+// String is for people: what makes a difference to them.
 func (f features) String() string {
 	return fmt.Sprintf("conntrack state of packets: %s, conntrack lookup: %s", yesNo(f.CTInfo), yesNo(f.CTLookup))
 }
@@ -111,6 +113,8 @@ func probe(spec *ebpf.CollectionSpec, types *btf.Cache) features {
 	return features{
 		CTInfo:   loads(spec, types, bpf.MasqProgProbeCtinfo),
 		CTLookup: loads(spec, types, bpf.MasqProgProbeCtLookup),
+
+		CoarseClock: ebpffeatures.HaveProgramHelper(ebpf.SchedCLS, asm.FnKtimeGetCoarseNs) == nil,
 	}
 }
 
