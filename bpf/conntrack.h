@@ -46,12 +46,21 @@ static __always_inline bool device_mac(struct __sk_buff *skb, __u8 *mac)
 	return !bpf_probe_read_kernel(mac, ETH_ALEN, kernel->dev->dev_addr);
 }
 
+/* The frame's source. Not 0: it has none. */
+static __always_inline int read_mac(struct __sk_buff *skb, __u8 *mac)
+{
+	const __u32 offset = offsetof(struct ethhdr, h_source);
+	const void *from = linear(skb, offset, ETH_ALEN);
+
+	if (!from)
+		return bpf_skb_load_bytes(skb, offset, mac, ETH_ALEN);
+	__builtin_memcpy(mac, __builtin_assume_aligned(from, 2), ETH_ALEN);
+	return 0;
+}
+
 static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
 {
-	for (int i = 0; i < ETH_ALEN; i++)
-		if (a[i] != b[i])
-			return false;
-	return true;
+	return !__builtin_memcmp(a, b, ETH_ALEN);
 }
 
 /*
@@ -65,8 +74,7 @@ static __always_inline bool foreign_source_mac(struct __sk_buff *skb,
 
 	if (!(uplink->flags & UPLINK_ETHERNET))
 		return false;
-	if (bpf_skb_load_bytes(skb, offsetof(struct ethhdr, h_source), mac,
-			       sizeof(mac)))
+	if (read_mac(skb, mac))
 		return false;
 	if (same_mac(mac, uplink->mac))
 		return false;
