@@ -266,8 +266,9 @@ func (p *pair[T, R, M]) freshen(to *natMaps) error {
 }
 
 // insertTime is longer than the datapath needs from the time that it notes as a
-// flow's beginning until the flow is in the map.
-const insertTime = uint64(100 * time.Millisecond)
+// flow's beginning, which may be that of the last tick, until the flow is in the
+// map.
+const insertTime = uint64(time.Second)
 
 // takeOver copies what programs of before have opened since then. Between the
 // last copy and the change of programs it can miss a flow, for as long as that
