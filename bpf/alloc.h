@@ -2,10 +2,11 @@
 #ifndef MASQ_ALLOC_H
 #define MASQ_ALLOC_H
 
-/* Choosing the outside address and port of a new flow, and making them ours. */
+/* Choosing the outside port of a new flow, and making it ours. */
 
 #include <linux/errno.h>
 
+#include "address.h"
 #include "clock.h"
 #include "conntrack.h"
 #include "maps.h"
@@ -14,93 +15,6 @@
 #include "policy.h"
 #include "rewrite.h"
 #include "sticky.h"
-
-/*
- * Where the packet goes next on this uplink. Without a route the destination
- * itself, as MASQUERADE's rt_nexthop() has it for a link without gateway.
- */
-static __always_inline __be32 next_hop_v4(struct __sk_buff *skb,
-					  const struct packet *pkt)
-{
-	struct bpf_fib_lookup fib = {
-		.family = AF_INET,
-		.l4_protocol = pkt->proto,
-		.sport = pkt->tuple.v4.sport,
-		.dport = pkt->tuple.v4.dport,
-		.ifindex = skb->ifindex,
-		.tos = pkt->dscp,
-		.ipv4_src = pkt->tuple.v4.saddr,
-		.ipv4_dst = pkt->tuple.v4.daddr,
-	};
-	long ret;
-
-	ret = bpf_fib_lookup(skb, &fib, sizeof(fib), BPF_FIB_LOOKUP_OUTPUT);
-	/* The neighbour and the MTU are somebody else's business. */
-	if ((ret == BPF_FIB_LKUP_RET_SUCCESS ||
-	     ret == BPF_FIB_LKUP_RET_NO_NEIGH ||
-	     ret == BPF_FIB_LKUP_RET_FRAG_NEEDED) &&
-	    fib.family == AF_INET) /* not an IPv6 gateway (RFC 5549) */
-		return fib.ipv4_dst;
-	return pkt->tuple.v4.daddr;
-}
-
-static __always_inline bool masquerade_address_v4(struct __sk_buff *skb,
-						  const struct packet *pkt,
-						  const struct uplink *uplink,
-						  union address *addr)
-{
-	struct address_rule_v4 key = { .prefixlen = 64 };
-	const __be32 *found;
-	__be32 next_hop;
-
-	if (uplink->flags & UPLINK_ONE_V4) {
-		addr->v4 = uplink->addr_v4;
-		return true;
-	}
-	next_hop = next_hop_v4(skb, pkt);
-	key.ifindex = bpf_htonl(uplink->ifindex);
-	__builtin_memcpy(key.addr, &next_hop, sizeof(key.addr));
-	found = bpf_map_lookup_elem(&addresses_v4, &key);
-	if (!found)
-		return false;
-	addr->v4 = *found;
-	return true;
-}
-
-static __always_inline bool masquerade_address_v6(const struct packet *pkt,
-						  const struct uplink *uplink,
-						  union address *addr)
-{
-	struct address_rule_v6 key = { .prefixlen = 160 };
-	const __be32 *found;
-
-	if (uplink->flags & UPLINK_ONE_V6) {
-		__builtin_memcpy(addr->v6, uplink->addr_v6, 16);
-		return true;
-	}
-	key.ifindex = bpf_htonl(uplink->ifindex);
-	__builtin_memcpy(key.addr, pkt->tuple.v6.daddr, sizeof(key.addr));
-	found = bpf_map_lookup_elem(&addresses_v6, &key);
-	if (!found)
-		return false;
-	__builtin_memcpy(addr->v6, found, 16);
-	return true;
-}
-
-/*
- * The address that MASQUERADE would pick: by next hop as inet_select_addr(),
- * or by destination as ipv6_dev_get_saddr(). False: the uplink has none.
- */
-static __always_inline bool masquerade_address(struct __sk_buff *skb,
-					       const struct packet *pkt,
-					       const enum family family,
-					       const struct uplink *uplink,
-					       union address *addr)
-{
-	return family == FAMILY_V4 ?
-		       masquerade_address_v4(skb, pkt, uplink, addr) :
-		       masquerade_address_v6(pkt, uplink, addr);
-}
 
 /* Protocols whose port or identifier can be changed. */
 static __always_inline bool port_can_change(const struct packet *pkt,
@@ -119,12 +33,17 @@ static __always_inline enum port_class_id port_class(__u16 port)
 }
 
 /* A random port of the class. False: the pool has none. */
-static __always_inline bool random_port(const struct port_pool *pool,
+static __always_inline bool random_port(struct scratch *s,
+					const struct port_pool *pool,
 					__u16 original, __be16 *port)
 {
-	const struct port_class *class = &pool->classes[port_class(original)];
-	__u32 count = class->count, index;
+	__u32 index = opaque(s, port_class(original)), count;
+	const struct port_class *class;
 
+	if (index >= PORT_CLASS_COUNT)
+		return false;
+	class = &pool->classes[index];
+	count = class->count;
 	if (!count)
 		return false;
 	index = class->first +
@@ -137,7 +56,7 @@ static __always_inline bool random_port(const struct port_pool *pool,
  * The n-th port to try: the original one first, unless it may not be had, then
  * fresh random ones. A walk to the next port would cluster.
  */
-static __always_inline bool candidate(const struct scratch *s,
+static __always_inline bool candidate(struct scratch *s,
 				      const enum family family,
 				      const struct port_pool *pool, __u32 n,
 				      __be16 *port)
@@ -157,7 +76,7 @@ static __always_inline bool candidate(const struct scratch *s,
 	}
 	if (keep && pool->allowed[wanted >> 6] & 1ULL << (wanted & 63))
 		return true;
-	return random_port(pool, wanted, port);
+	return random_port(s, pool, wanted, port);
 }
 
 /*
@@ -272,7 +191,7 @@ static __always_inline bool reclaim(struct scratch *s, const enum family family,
 	if (alive_since(flow, last_seen, now) &&
 	    !may_take_over(&s->packet, flow, n))
 		return false;
-	return end_flow(flow, last_seen, &s->origin, family);
+	return end_flow(last_seen, &s->origin, family);
 }
 
 /* How an attempt at one candidate ended. */
@@ -320,28 +239,41 @@ __noinline int attempt_v6(struct __sk_buff *skb, __u32 n)
 
 /* Makes an outside tuple ours: that of scratch.reply, addr and port. */
 static __always_inline enum verdict claim_tuple(struct __sk_buff *skb,
-						const struct packet *pkt,
 						const enum family family)
 {
+	const struct scratch *s = this_scratch();
 	int result = ATTEMPT_TAKEN;
 	__u64 *count;
-	__u32 n;
+	__u32 n, tried;
 
+#pragma unroll /* see sweep() */
 	for (n = 0; n < LIMIT_CANDIDATES; n++) {
 		result = family == FAMILY_V4 ? attempt_v4(skb, n) :
 					       attempt_v6(skb, n);
 		if (result != ATTEMPT_TAKEN)
 			break;
 	}
-	count = bpf_map_lookup_elem(&attempts, &n);
+	tried = n; /* by address: the loop's own would not be unrolled */
+	count = bpf_map_lookup_elem(&attempts, &tried);
 	if (count && (result == ATTEMPT_WON || result == ATTEMPT_TAKEN))
 		(*count)++;
 	if (result == ATTEMPT_WON)
 		return VERDICT_OPENED;
 	if (result == ATTEMPT_FULL)
 		return VERDICT_DROP_TABLE_FULL;
-	return port_can_change(pkt, family) ? VERDICT_DROP_PORT_EXHAUSTED :
-					      VERDICT_DROP_UNSUPPORTED;
+	return s && port_can_change(&s->packet, family) ?
+		       VERDICT_DROP_PORT_EXHAUSTED :
+		       VERDICT_DROP_UNSUPPORTED;
+}
+
+__noinline int claim_tuple_v4(struct __sk_buff *skb)
+{
+	return claim_tuple(skb, FAMILY_V4);
+}
+
+__noinline int claim_tuple_v6(struct __sk_buff *skb)
+{
+	return claim_tuple(skb, FAMILY_V6);
 }
 
 /*
@@ -368,7 +300,8 @@ static __always_inline enum verdict open_flow(struct __sk_buff *skb,
 	struct flow *winner;
 	long err;
 
-	verdict = claim_tuple(skb, pkt, family);
+	verdict = family == FAMILY_V4 ? claim_tuple_v4(skb) :
+					claim_tuple_v6(skb);
 	if (verdict != VERDICT_OPENED)
 		return verdict;
 	flow.nat_port = s->port;

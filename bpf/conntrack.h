@@ -161,25 +161,27 @@ static __always_inline bool inbound_alive(const struct inbound *inbound,
 static __always_inline bool answers_inbound(struct scratch *s,
 					    const enum family family, __u64 now)
 {
-	const struct packet *pkt = &s->packet;
+	const struct packet *pkt = &s->packet, *quote = &s->quote;
 	struct inbound *inbound;
 	union tuple tuple;
+	__u8 proto;
 
 	if (pkt->flags & PACKET_ERROR) {
-		pkt = &s->quote;
-		mirror(&pkt->tuple, &tuple, family);
+		if (!(quote->flags & PACKET_PORTS))
+			return false;
+		mirror(&quote->tuple, &tuple, family);
 	} else {
+		/*
+		 * A question of ICMP is no answer. Where its identifier happens
+		 * to be its type, its tuple is that of one.
+		 */
+		if (!(pkt->flags & PACKET_PORTS) || pkt->flags & PACKET_QUERY)
+			return false;
 		tuple = pkt->tuple;
 	}
-	/*
-	 * A question of ICMP is no answer. Where its identifier happens to be
-	 * its type, its tuple is that of one.
-	 */
-	if (!(pkt->flags & PACKET_PORTS) ||
-	    (pkt == &s->packet && pkt->flags & PACKET_QUERY))
-		return false;
+	proto = family == FAMILY_V4 ? tuple.v4.proto : tuple.v6.proto;
 	inbound = find_inbound(&tuple, family);
-	if (!inbound || !inbound_alive(inbound, pkt->proto, now))
+	if (!inbound || !inbound_alive(inbound, proto, now))
 		return false;
 	if ((__s64)(now - inbound->last_seen) >= (__s64)NSEC_PER_SEC)
 		inbound->last_seen = now;

@@ -59,12 +59,12 @@ existing_flow(struct __sk_buff *skb, struct scratch *s,
 		return VERDICT_UNDECIDED;
 	last_seen = flow->last_seen;
 	if (!alive_since(flow, last_seen, now)) {
-		end_flow(flow, last_seen, &pkt->tuple, family);
+		end_flow(last_seen, &pkt->tuple, family);
 		s->ended = true;
 		return VERDICT_UNDECIDED;
 	}
 	if (flow->ifindex != skb->ifindex) {
-		end_flow(flow, LAST_SEEN_ANY, &pkt->tuple, family);
+		end_flow(last_seen, &pkt->tuple, family);
 		s->ended = true;
 		return VERDICT_UNDECIDED;
 	}

@@ -64,6 +64,7 @@ type config struct {
 	ctLookup    bool
 	ctinfo      bool
 	fastPath    bool // with ctinfo
+	noDirect    bool // packets are read by helpers alone
 	slot        uint32
 	noHeader    bool // the uplink's frames begin with the IP header
 	noAddress   bool // the uplink has no address of its own
@@ -136,6 +137,7 @@ func spec(t testing.TB, c config) *ebpf.CollectionSpec {
 		MasqVarCfgIpv6:        !c.noIPv6,
 		MasqVarCfgRandomFully: c.randomFully,
 		MasqVarCfgDropInvalid: !c.passInvalid,
+		MasqVarCfgDirect:      !c.noDirect,
 		MasqVarCfgCtinfo:      c.ctinfo,
 		MasqVarCfgCtLookup:    c.ctLookup,
 		MasqVarCfgFastPath:    c.fastPath,

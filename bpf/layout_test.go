@@ -167,7 +167,9 @@ func TestInstructionCeilings(t *testing.T) {
 		MasqProgMasqFastPath:  9000,
 		MasqProgSweepV4:       1700,
 		MasqProgSweepV6:       1700,
+		MasqProgProbeDirect:   50,
 		MasqProgProbeCtinfo:   50,
+		MasqProgProbeGuarded:  50,
 		MasqProgProbeCtLookup: 50,
 	}
 	s := spec(t, config{ctinfo: true, ctLookup: true, fastPath: true})

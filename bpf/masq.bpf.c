@@ -200,9 +200,27 @@ int sweep_v6(struct __sk_buff *skb)
 
 /* Loaded to learn whether the kernel lets us: see loader's probes. */
 SEC("tc")
+int probe_direct(struct __sk_buff *skb)
+{
+	const __u8 *at = linear(skb, skb->mark, sizeof(*at));
+
+	return at ? *at : 0;
+}
+
+SEC("tc")
 int probe_ctinfo(struct __sk_buff *skb)
 {
 	return ctinfo_view(skb) + ip_summed(skb);
+}
+
+/*
+ * Without PERFMON the verifier goes where a branch does not lead, too. Since
+ * 6.17 it keeps CPUs from there instead of refusing what it sees.
+ */
+SEC("tc")
+int probe_guarded(struct __sk_buff *skb)
+{
+	return cfg_ctinfo ? ctinfo_view(skb) : 0;
 }
 
 SEC("tc")

@@ -178,18 +178,21 @@ struct flow {
 	__u8 pad[7];
 };
 
-/* A translated flow. The lock decides who deletes it, nothing else. */
+/*
+ * A translated flow. The lock decides who deletes it, nothing else. It comes
+ * first: without PERFMON the verifier lets no pointer be moved to a lock.
+ */
 struct mapping_v4 {
-	struct flow flow;
-	__be32 nat_addr;
 	struct bpf_spin_lock lock;
+	__be32 nat_addr;
+	struct flow flow;
 };
 
 struct mapping_v6 {
-	struct flow flow;
-	__be32 nat_addr[4];
 	struct bpf_spin_lock lock;
 	__u32 pad;
+	struct flow flow;
+	__be32 nat_addr[4];
 };
 
 /* The way back: who is behind an outside tuple. The mapping has the state. */

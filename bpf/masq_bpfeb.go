@@ -170,7 +170,12 @@ const (
 
 type MasqMappingV4 struct {
 	_    structs.HostLayout
-	Flow struct {
+	Lock struct {
+		_   structs.HostLayout
+		Val uint32
+	}
+	NatAddr uint32
+	Flow    struct {
 		_        structs.HostLayout
 		Created  uint64
 		LastSeen uint64
@@ -183,15 +188,15 @@ type MasqMappingV4 struct {
 		Replied  uint8
 		Pad      [7]uint8
 	}
-	NatAddr uint32
-	Lock    struct {
-		_   structs.HostLayout
-		Val uint32
-	}
 }
 
 type MasqMappingV6 struct {
 	_    structs.HostLayout
+	Lock struct {
+		_   structs.HostLayout
+		Val uint32
+	}
+	Pad  uint32
 	Flow struct {
 		_        structs.HostLayout
 		Created  uint64
@@ -206,11 +211,6 @@ type MasqMappingV6 struct {
 		Pad      [7]uint8
 	}
 	NatAddr [4]uint32
-	Lock    struct {
-		_   structs.HostLayout
-		Val uint32
-	}
-	Pad uint32
 }
 
 type MasqNodeAddress uint32
@@ -324,7 +324,9 @@ type MasqScratch struct {
 		Mtu   uint16
 		Pad   uint16
 	}
-	Told [23]uint64
+	Index uint32
+	_     [4]byte
+	Told  [23]uint64
 }
 
 type MasqSticky struct {
@@ -513,11 +515,14 @@ const (
 	MasqProgMasqIngress   = "masq_ingress"
 	MasqProgProbeCtLookup = "probe_ct_lookup"
 	MasqProgProbeCtinfo   = "probe_ctinfo"
+	MasqProgProbeDirect   = "probe_direct"
+	MasqProgProbeGuarded  = "probe_guarded"
 	MasqProgSweepV4       = "sweep_v4"
 	MasqProgSweepV6       = "sweep_v6"
 	MasqVarCfgCoarseClock = "cfg_coarse_clock"
 	MasqVarCfgCtLookup    = "cfg_ct_lookup"
 	MasqVarCfgCtinfo      = "cfg_ctinfo"
+	MasqVarCfgDirect      = "cfg_direct"
 	MasqVarCfgDropInvalid = "cfg_drop_invalid"
 	MasqVarCfgFastPath    = "cfg_fast_path"
 	MasqVarCfgIpv6        = "cfg_ipv6"
@@ -573,6 +578,8 @@ type MasqProgramSpecs struct {
 	MasqIngress   *ebpf.ProgramSpec `ebpf:"masq_ingress"`
 	ProbeCtLookup *ebpf.ProgramSpec `ebpf:"probe_ct_lookup"`
 	ProbeCtinfo   *ebpf.ProgramSpec `ebpf:"probe_ctinfo"`
+	ProbeDirect   *ebpf.ProgramSpec `ebpf:"probe_direct"`
+	ProbeGuarded  *ebpf.ProgramSpec `ebpf:"probe_guarded"`
 	SweepV4       *ebpf.ProgramSpec `ebpf:"sweep_v4"`
 	SweepV6       *ebpf.ProgramSpec `ebpf:"sweep_v6"`
 }
@@ -621,6 +628,7 @@ type MasqVariableSpecs struct {
 	CfgCoarseClock *ebpf.VariableSpec `ebpf:"cfg_coarse_clock"`
 	CfgCtLookup    *ebpf.VariableSpec `ebpf:"cfg_ct_lookup"`
 	CfgCtinfo      *ebpf.VariableSpec `ebpf:"cfg_ctinfo"`
+	CfgDirect      *ebpf.VariableSpec `ebpf:"cfg_direct"`
 	CfgDropInvalid *ebpf.VariableSpec `ebpf:"cfg_drop_invalid"`
 	CfgFastPath    *ebpf.VariableSpec `ebpf:"cfg_fast_path"`
 	CfgIpv6        *ebpf.VariableSpec `ebpf:"cfg_ipv6"`
@@ -725,6 +733,7 @@ type MasqVariables struct {
 	CfgCoarseClock *ebpf.Variable `ebpf:"cfg_coarse_clock"`
 	CfgCtLookup    *ebpf.Variable `ebpf:"cfg_ct_lookup"`
 	CfgCtinfo      *ebpf.Variable `ebpf:"cfg_ctinfo"`
+	CfgDirect      *ebpf.Variable `ebpf:"cfg_direct"`
 	CfgDropInvalid *ebpf.Variable `ebpf:"cfg_drop_invalid"`
 	CfgFastPath    *ebpf.Variable `ebpf:"cfg_fast_path"`
 	CfgIpv6        *ebpf.Variable `ebpf:"cfg_ipv6"`
@@ -742,6 +751,8 @@ type MasqPrograms struct {
 	MasqIngress   *ebpf.Program `ebpf:"masq_ingress"`
 	ProbeCtLookup *ebpf.Program `ebpf:"probe_ct_lookup"`
 	ProbeCtinfo   *ebpf.Program `ebpf:"probe_ctinfo"`
+	ProbeDirect   *ebpf.Program `ebpf:"probe_direct"`
+	ProbeGuarded  *ebpf.Program `ebpf:"probe_guarded"`
 	SweepV4       *ebpf.Program `ebpf:"sweep_v4"`
 	SweepV6       *ebpf.Program `ebpf:"sweep_v6"`
 }
@@ -753,6 +764,8 @@ func (p *MasqPrograms) Close() error {
 		p.MasqIngress,
 		p.ProbeCtLookup,
 		p.ProbeCtinfo,
+		p.ProbeDirect,
+		p.ProbeGuarded,
 		p.SweepV4,
 		p.SweepV6,
 	)

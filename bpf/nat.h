@@ -118,16 +118,17 @@ static __always_inline struct flow *find_flow(const union tuple *tuple,
 	return v6 ? &v6->flow : NULL;
 }
 
+/* Loads at an offset and no pointer to the mapping: see struct mapping_v4. */
 static __always_inline void nat_address(const struct flow *flow,
 					const enum family family,
 					union address *addr)
 {
+	const __be32 *word = (const __be32 *)flow;
+
 	if (family == FAMILY_V4)
-		addr->v4 = ((const struct mapping_v4 *)flow)->nat_addr;
+		addr->v4 = word[-1];
 	else
-		__builtin_memcpy(addr->v6,
-				 ((const struct mapping_v6 *)flow)->nat_addr,
-				 16);
+		__builtin_memcpy(addr->v6, word + sizeof(*flow) / 4, 16);
 }
 
 /*
@@ -230,55 +231,63 @@ static __always_inline void delete_flow(const union tuple *tuple,
 #define LAST_SEEN_ANY (~0ULL)
 
 /*
- * Marks a flow as dying if its last_seen is still what the caller judged it
- * by. True for exactly one caller: it owns the deletion. This is the whole use
- * of the lock; a live flow is refreshed without it, which is safe because
- * sweeps wait longer than lookups before they call a flow dead.
+ * Marks the flow of a tuple as dying if its last_seen is still what the caller
+ * judged it by. Not NULL for exactly one caller: it owns the deletion. This is
+ * the whole use of the lock; a live flow is refreshed without it, which is safe
+ * because sweeps wait longer than lookups before they call a flow dead.
  */
-static __always_inline bool mark_dying(struct flow *flow, __u64 last_seen,
-				       const enum family family)
+static __always_inline struct flow *mark_dying_v4(const struct tuple_v4 *tuple,
+						  __u64 last_seen)
 {
+	struct mapping_v4 *m = bpf_map_lookup_elem(&flows_v4, tuple);
 	bool mine;
 
-	if (family == FAMILY_V4) {
-		struct mapping_v4 *m = (struct mapping_v4 *)flow;
+	if (!m)
+		return NULL;
+	bpf_spin_lock(&m->lock);
+	mine = !m->flow.dying &&
+	       (last_seen == LAST_SEEN_ANY || m->flow.last_seen == last_seen);
+	if (mine)
+		m->flow.dying = 1;
+	bpf_spin_unlock(&m->lock);
+	return mine ? &m->flow : NULL;
+}
 
-		bpf_spin_lock(&m->lock);
-		mine = !m->flow.dying && (last_seen == LAST_SEEN_ANY ||
-					  m->flow.last_seen == last_seen);
-		if (mine)
-			m->flow.dying = 1;
-		bpf_spin_unlock(&m->lock);
-	} else {
-		struct mapping_v6 *m = (struct mapping_v6 *)flow;
+static __always_inline struct flow *mark_dying_v6(const struct tuple_v6 *tuple,
+						  __u64 last_seen)
+{
+	struct mapping_v6 *m = bpf_map_lookup_elem(&flows_v6, tuple);
+	bool mine;
 
-		bpf_spin_lock(&m->lock);
-		mine = !m->flow.dying && (last_seen == LAST_SEEN_ANY ||
-					  m->flow.last_seen == last_seen);
-		if (mine)
-			m->flow.dying = 1;
-		bpf_spin_unlock(&m->lock);
-	}
-	return mine;
+	if (!m)
+		return NULL;
+	bpf_spin_lock(&m->lock);
+	mine = !m->flow.dying &&
+	       (last_seen == LAST_SEEN_ANY || m->flow.last_seen == last_seen);
+	if (mine)
+		m->flow.dying = 1;
+	bpf_spin_unlock(&m->lock);
+	return mine ? &m->flow : NULL;
 }
 
 /*
- * Ends a flow that the caller judged by last_seen: both halves, the outside
- * tuple first. Nobody can have put another flow in either place meanwhile,
- * since inserts are NOEXIST and only the one who marked it deletes.
+ * Ends the flow of a tuple that the caller judged by last_seen: both halves,
+ * the outside tuple first. Nobody can have put another flow in either place
+ * meanwhile, since inserts are NOEXIST and only the one who marked it deletes.
  */
-static __always_inline bool end_flow(struct flow *flow, __u64 last_seen,
-				     const union tuple *tuple,
+static __always_inline bool end_flow(__u64 last_seen, const union tuple *tuple,
 				     const enum family family)
 {
-	union tuple reply;
+	struct flow *flow = family == FAMILY_V4 ?
+				    mark_dying_v4(&tuple->v4, last_seen) :
+				    mark_dying_v6(&tuple->v6, last_seen);
 	union address nat_addr;
-	__be16 nat_port = flow->nat_port;
+	union tuple reply;
 
-	nat_address(flow, family, &nat_addr);
-	if (!mark_dying(flow, last_seen, family))
+	if (!flow)
 		return false;
-	reply_tuple(tuple, &nat_addr, nat_port, family, &reply);
+	nat_address(flow, family, &nat_addr);
+	reply_tuple(tuple, &nat_addr, flow->nat_port, family, &reply);
 	delete_reverse(&reply, family);
 	delete_flow(tuple, family);
 	return true;

@@ -12,7 +12,7 @@
 
 #include <bpf/bpf_helpers.h>
 
-#include "masq.h"
+#include "maps.h"
 
 /* linux/socket.h has them for the kernel only. */
 #define AF_INET 2
@@ -73,6 +73,7 @@ struct scratch {
 	bool ended; /* the packet found its flow dead, or ended it */
 	__u32 redirect; /* the link that VERDICT_FAST_PATH sends it to */
 	struct way way; /* there */
+	__u32 index; /* see opaque() */
 	__u64 told[VERDICT_COUNT]; /* when this CPU last sent such an event */
 };
 
@@ -89,6 +90,18 @@ static __always_inline struct scratch *this_scratch(void)
 	__u32 zero = 0;
 
 	return bpf_map_lookup_elem(&scratch, &zero);
+}
+
+/*
+ * The same number, of which the verifier has no opinion. Without PERFMON it
+ * takes no index that it knows on one path and not, or otherwise, on another.
+ */
+static __always_inline __u32 opaque(struct scratch *s, __u32 n)
+{
+	volatile __u32 *index = &s->index;
+
+	*index = n;
+	return *index;
 }
 
 static __always_inline bool is_icmp(const struct packet *pkt,
@@ -195,17 +208,22 @@ static __always_inline __be16 port_of(const union tuple *tuple,
 
 /*
  * Where the bytes at an offset are, if they are in the packet's linear part.
- * NULL: they are not, and only the helpers reach them.
+ * NULL: they are not, or the verifier lets nobody compute where; only the
+ * helpers reach them.
  */
 static __always_inline void *linear(const struct __sk_buff *skb, __u32 offset,
 				    const __u32 len)
 {
 	void *data = (void *)(long)skb->data;
+	__u64 at = offset;
 
-	if (offset > HEADER_OFFSET_MAX ||
-	    data + offset + len > (void *)(long)skb->data_end)
+	if (!cfg_direct)
 		return NULL;
-	return data + offset;
+	barrier_var(at); /* or the bound is checked on another copy of it */
+	if (at > HEADER_OFFSET_MAX ||
+	    data + at + len > (void *)(long)skb->data_end)
+		return NULL;
+	return data + at;
 }
 
 /*

@@ -224,8 +224,9 @@ rewrite_in_place(struct __sk_buff *skb, const struct packet *pkt,
 	return true;
 }
 
-static __always_inline int
-rewrite_side(struct __sk_buff *skb, const enum family family, enum side side)
+static __always_inline int rewrite_side(struct __sk_buff *skb,
+					const enum family family,
+					const enum side side)
 {
 	const struct scratch *s = this_scratch();
 	const struct packet *pkt;
@@ -245,23 +246,39 @@ rewrite_side(struct __sk_buff *skb, const enum family family, enum side side)
 		       rewrite_address_v6(skb, pkt, side, s->addr.v6);
 }
 
-/* Global functions: see egress.h. */
-__noinline int rewrite_v4(struct __sk_buff *skb, __u32 side)
+/*
+ * Global functions: see egress.h. Each has one side, since without PERFMON the
+ * verifier takes no pointer that was chosen at run time.
+ */
+__noinline int rewrite_source_v4(struct __sk_buff *skb)
 {
-	return rewrite_side(skb, FAMILY_V4, side);
+	return rewrite_side(skb, FAMILY_V4, SIDE_SOURCE);
 }
 
-__noinline int rewrite_v6(struct __sk_buff *skb, __u32 side)
+__noinline int rewrite_source_v6(struct __sk_buff *skb)
 {
-	return rewrite_side(skb, FAMILY_V6, side);
+	return rewrite_side(skb, FAMILY_V6, SIDE_SOURCE);
+}
+
+__noinline int rewrite_destination_v4(struct __sk_buff *skb)
+{
+	return rewrite_side(skb, FAMILY_V4, SIDE_DESTINATION);
+}
+
+__noinline int rewrite_destination_v6(struct __sk_buff *skb)
+{
+	return rewrite_side(skb, FAMILY_V6, SIDE_DESTINATION);
 }
 
 /* Gives one side of the packet scratch.addr and port (or identifier). */
 static __always_inline int
 rewrite(struct __sk_buff *skb, const enum family family, const enum side side)
 {
-	return family == FAMILY_V4 ? rewrite_v4(skb, side) :
-				     rewrite_v6(skb, side);
+	if (side == SIDE_SOURCE)
+		return family == FAMILY_V4 ? rewrite_source_v4(skb) :
+					     rewrite_source_v6(skb);
+	return family == FAMILY_V4 ? rewrite_destination_v4(skb) :
+				     rewrite_destination_v6(skb);
 }
 
 #endif

@@ -55,11 +55,12 @@ static __always_inline void tell(struct __sk_buff *skb, struct scratch *s,
 		.verdict = verdict,
 		.ifindex = skb->ifindex,
 	};
+	__u32 index = opaque(s, verdict);
 
-	if (verdict >= VERDICT_COUNT ||
-	    (__s64)(now - s->told[verdict]) < (__s64)NSEC_PER_SEC)
+	if (index >= VERDICT_COUNT ||
+	    (__s64)(now - s->told[index]) < (__s64)NSEC_PER_SEC)
 		return;
-	s->told[verdict] = now;
+	s->told[index] = now;
 	if (family == FAMILY_V4) {
 		event.daddr[2] = bpf_htonl(0xffff);
 		event.daddr[3] = pkt->tuple.v4.daddr;

@@ -53,7 +53,7 @@ static __always_inline bool sweep_flow(const union tuple *tuple, __u32 mode,
 	else if (mode == SWEEP_UNASSURED ? assured(flow) :
 					   !sweepable(flow, last_seen, now))
 		return false;
-	return end_flow(flow, last_seen, tuple, family);
+	return end_flow(last_seen, tuple, family);
 }
 
 /* Where a sweep notes that an outside tuple has no flow. NULL: no tuple. */
@@ -135,10 +135,18 @@ static __always_inline int sweep(struct __sk_buff *skb,
 
 	if (bpf_skb_load_bytes(skb, 0, &request, sizeof(request)))
 		return 0;
-	for (__u32 i = 0; i < LIMIT_SWEEP && i < request.count; i++) {
-		ended += family == FAMILY_V4 ?
-				 sweep_one_v4(skb, offset, request.mode) :
-				 sweep_one_v6(skb, offset, request.mode);
+	/*
+	 * Unrolled: without PERFMON the verifier also goes where a branch does
+	 * not lead, and would never find out of a loop.
+	 */
+#pragma unroll
+	for (__u32 i = 0; i < LIMIT_SWEEP; i++) {
+		if (i < request.count)
+			ended +=
+				family == FAMILY_V4 ?
+					sweep_one_v4(skb, offset,
+						     request.mode) :
+					sweep_one_v6(skb, offset, request.mode);
 		offset += size;
 	}
 	return ended;

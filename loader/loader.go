@@ -120,6 +120,9 @@ func (d *Datapath) prepare() (err error) {
 	d.tracking = isTracking()
 	d.features = probe(d.spec, types)
 	d.log.Info("kernel features", "features", d.features)
+	if err := d.checkPerfmon(types); err != nil {
+		return err
+	}
 	if missing := d.missingForFastPath(); len(missing) > 0 {
 		return &UnsupportedError{Missing: missing}
 	}

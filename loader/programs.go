@@ -47,6 +47,7 @@ func (d *Datapath) constants(slot uint32) map[string]any {
 		bpf.MasqVarCfgRandomFully: d.opts.RandomFully,
 		bpf.MasqVarCfgDropInvalid: d.opts.DropInvalid,
 		bpf.MasqVarCfgCoarseClock: d.features.CoarseClock,
+		bpf.MasqVarCfgDirect:      d.features.Direct,
 		bpf.MasqVarCfgCtinfo:      d.features.CTInfo,
 		bpf.MasqVarCfgCtLookup:    d.features.CTLookup,
 		bpf.MasqVarCfgFastPath:    d.opts.FastPath,

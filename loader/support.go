@@ -5,6 +5,7 @@ package loader
 import (
 	"errors"
 	"fmt"
+	gomaps "maps"
 	"os"
 	"strings"
 
@@ -26,8 +27,14 @@ func (e *UnsupportedError) Error() string {
 	return "the eBPF datapath cannot run here: " + strings.Join(e.Missing, "; ")
 }
 
+// constantsMap has the constants that programs are loaded with.
+const constantsMap = ".rodata"
+
 // features are what the programs use where the kernel has it.
 type features struct {
+	// Direct: packets are readable without a call for each header (with
+	// CAP_PERFMON: the place is computed, which a CPU may be made to do wrong).
+	Direct bool
 	// CTInfo: a packet's conntrack state is readable (6.2, with CAP_PERFMON).
 	CTInfo bool
 	// CTLookup: conntrack can be asked for a tuple (5.18, with nf_conntrack
@@ -39,7 +46,8 @@ type features struct {
 
 // String is for people: what makes a difference to them.
 func (f features) String() string {
-	return fmt.Sprintf("conntrack state of packets: %s, conntrack lookup: %s", yesNo(f.CTInfo), yesNo(f.CTLookup))
+	return fmt.Sprintf("direct packet access: %s, conntrack state of packets: %s, conntrack lookup: %s",
+		yesNo(f.Direct), yesNo(f.CTInfo), yesNo(f.CTLookup))
 }
 
 func yesNo(b bool) string {
@@ -111,6 +119,7 @@ func (d *Datapath) syncFeatures() error {
 // probe finds out by loading whether optional parts of the programs work.
 func probe(spec *ebpf.CollectionSpec, types *btf.Cache) features {
 	return features{
+		Direct:   loads(spec, types, bpf.MasqProgProbeDirect),
 		CTInfo:   loads(spec, types, bpf.MasqProgProbeCtinfo),
 		CTLookup: loads(spec, types, bpf.MasqProgProbeCtLookup),
 
@@ -118,11 +127,27 @@ func probe(spec *ebpf.CollectionSpec, types *btf.Cache) features {
 	}
 }
 
+// checkPerfmon says so if the capability PERFMON is missing, and fails where the
+// programs cannot do without.
+func (d *Datapath) checkPerfmon(types *btf.Cache) error {
+	switch {
+	case d.features.Direct:
+		return nil
+	case !loads(d.spec, types, bpf.MasqProgProbeGuarded):
+		return &UnsupportedError{Missing: []string{"the capability PERFMON, which the container needs before Linux 6.17"}}
+	}
+	d.log.Warn("the capability PERFMON is missing: each packet costs more, and what conntrack says of it cannot be read")
+	return nil
+}
+
+// loads tries a program that uses no map, with direct packet access on and all
+// else that is constant off.
 func loads(spec *ebpf.CollectionSpec, types *btf.Cache, program string) bool {
-	alone := &ebpf.CollectionSpec{
-		Programs:  map[string]*ebpf.ProgramSpec{program: spec.Programs[program].Copy()},
-		Types:     spec.Types,
-		ByteOrder: spec.ByteOrder,
+	alone := spec.Copy()
+	gomaps.DeleteFunc(alone.Programs, func(name string, _ *ebpf.ProgramSpec) bool { return name != program })
+	gomaps.DeleteFunc(alone.Maps, func(name string, _ *ebpf.MapSpec) bool { return name != constantsMap })
+	if err := alone.Variables[bpf.MasqVarCfgDirect].Set(true); err != nil {
+		return false
 	}
 	collection, err := ebpf.NewCollectionWithOptions(alone, ebpf.CollectionOptions{
 		Programs: ebpf.ProgramOptions{LogDisabled: true}, Cache: types,

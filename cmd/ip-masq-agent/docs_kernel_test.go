@@ -229,7 +229,7 @@ var differing = []struct{ pattern, name string }{
 	{`ip-masq-agent \S+ \(commit .*\)`, "ip-masq-agent V"},
 	{`kernel=\S+`, "kernel=K"},
 	{`features="[^"]*"`, "features=F"},
-	{`conntrack state of packets: \w+, conntrack lookup: \w+`, "F"},
+	{`direct packet access: \w+, conntrack state of packets: \w+, conntrack lookup: \w+`, "F"},
 	{`\b(connections|high|sport|dport|id|use)=\d+`, "$1=N"},
 	{`(?m)^icmp +1 \d+ `, "icmp 1 N "},
 	{`, id \d+, seq \d+`, ", id N, seq N"},

@@ -132,8 +132,9 @@ func TestKernelProgramsBesideAClassicAgent(t *testing.T) {
 // The classic manifest gives NET_ADMIN and NET_RAW.
 func TestKernelRights(t *testing.T) {
 	n := newNode(t)
+	rights := "--bounding-set=-all,+net_admin,+net_raw"
 	run := func(args ...string) (string, error) {
-		args = append([]string{"--bounding-set=-all,+net_admin,+net_raw", lab.AgentBinary(t)}, n.flags(args...)...)
+		args = append([]string{rights, lab.AgentBinary(t)}, n.flags(args...)...)
 		out, err := n.Node.Command(t.Context(), "setpriv", args...).CombinedOutput()
 		return string(out), err
 	}
@@ -146,6 +147,15 @@ func TestKernelRights(t *testing.T) {
 	}
 	if got := n.both(); got != agent.IPTables {
 		t.Errorf("a datapath that cannot run changed what was there: %q", got)
+	}
+
+	rights += ",+bpf"
+	out, err = run("--once", "--datapath=ebpf")
+	if err != nil || strings.Count(out, "the capability PERFMON is missing") != 1 || n.both() != agent.EBPF {
+		t.Errorf("ebpf without PERFMON: %v\n%s", err, out)
+	}
+	if _, err := n.Pods[0].Run(t.Context(), "ping", "-c1", "-W2", n.Remote.V4.String()); err != nil {
+		t.Error("ping through programs that were loaded without PERFMON:", err)
 	}
 }
 

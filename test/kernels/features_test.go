@@ -5,6 +5,7 @@ package kernels_test
 import (
 	"errors"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -37,7 +38,10 @@ func TestFeatures(t *testing.T) {
 		[2]string{"iptables-legacy", yesIf(n.hasBackend(t, "legacy"))},
 	)
 	n.stop(t)
-	found = append(found, [2]string{"drains without CAP_BPF", yesIf(n.drainsWithoutBPF(t))})
+	found = append(found,
+		[2]string{"drains without CAP_BPF", yesIf(n.drainsWithoutBPF(t))},
+		[2]string{"runs without CAP_PERFMON", yesIf(loadsWithoutPerfmon(t))},
+	)
 	n.cleanUp(t)
 	found = append(found, [2]string{"fast path", yesIf(n.offersFastPath(t))})
 
@@ -101,6 +105,26 @@ func (n *node) offersFastPath(t *testing.T) bool {
 		t.Errorf("start with the fast path: %v", err)
 	}
 	return err == nil
+}
+
+// loadsWithoutPerfmon loads the programs on a thread that ends with its rights.
+func loadsWithoutPerfmon(t *testing.T) bool {
+	t.Helper()
+	spec := contract(t)
+	loaded := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		if err := limitThread(unix.CAP_BPF, unix.CAP_NET_ADMIN); err != nil {
+			loaded <- err
+			return
+		}
+		collection, err := ebpf.NewCollection(spec)
+		if err == nil {
+			collection.Close()
+		}
+		loaded <- err
+	}()
+	return <-loaded == nil
 }
 
 // limitThread leaves this thread no capabilities but those.

@@ -23,6 +23,16 @@ const shownLines = 60
 // TestVerifierAccepts loads the programs without what kernels or an agent's
 // rights may lack. How this kernel gets them by default, TestDatapath shows.
 func TestVerifierAccepts(t *testing.T) {
+	collection, err := ebpf.NewCollection(contract(t))
+	if err != nil {
+		t.Fatal(explain(err))
+	}
+	collection.Close()
+}
+
+// contract is what an uplink's programs are loaded from.
+func contract(t *testing.T) *ebpf.CollectionSpec {
+	t.Helper()
 	if err := rlimit.RemoveMemlock(); err != nil {
 		t.Fatal(err)
 	}
@@ -36,11 +46,7 @@ func TestVerifierAccepts(t *testing.T) {
 	maps.DeleteFunc(spec.Programs, func(name string, _ *ebpf.ProgramSpec) bool {
 		return name != bpf.MasqProgMasqEgress && name != bpf.MasqProgMasqIngress
 	})
-	collection, err := ebpf.NewCollection(spec)
-	if err != nil {
-		t.Fatal(explain(err))
-	}
-	collection.Close()
+	return spec
 }
 
 // explain gives an error together with the end of what the verifier said.
