@@ -88,7 +88,7 @@ type Conn struct {
 // Dial connects to what Serve serves and exchanges a first message. The zero
 // local address and port 0 leave the choice to the kernel.
 func (ns *Namespace) Dial(ctx context.Context, network string, local, remote netip.AddrPort) (*Conn, error) {
-	inner, err := ns.DialContext(ctx, network, local, remote.String())
+	inner, err := ns.dialPort(ctx, network, local, remote)
 	if err != nil {
 		return nil, err
 	}
@@ -102,6 +102,17 @@ func (ns *Namespace) Dial(ctx context.Context, network string, local, remote net
 		return nil, errors.Join(fmt.Errorf("talk to %s %s: %w", network, remote, err), inner.Close())
 	}
 	return c, nil
+}
+
+// dialPort waits for a port that the process has just closed: a program that is
+// being started elsewhere in it shares its sockets until its exec.
+func (ns *Namespace) dialPort(ctx context.Context, network string, local, remote netip.AddrPort) (net.Conn, error) {
+	for end := time.Now().Add(exchangeTimeout); ; time.Sleep(time.Millisecond) {
+		conn, err := ns.DialContext(ctx, network, local, remote.String())
+		if !errors.Is(err, unix.EADDRNOTAVAIL) || time.Now().After(end) {
+			return conn, err
+		}
+	}
 }
 
 // Ask exchanges a message and gives the client's address as the server sees it

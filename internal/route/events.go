@@ -13,7 +13,10 @@ import (
 )
 
 const (
-	eventBuffer = 1 << 20  // of the socket
+	// eventBuffer is what the socket holds until it is read: hundreds of pods that
+	// come or go at once, on a busy node. It takes no memory meanwhile.
+	eventBuffer = 8 << 20
+
 	largestRead = 64 << 10 // of messages that the kernel gives at once
 
 	// gatherTime lets events come together before they are read: to wake up for
