@@ -214,8 +214,8 @@ int probe_ctinfo(struct __sk_buff *skb)
 }
 
 /*
- * Without PERFMON the verifier goes where a branch does not lead, too. Since
- * 6.17 it keeps CPUs from there instead of refusing what it sees.
+ * Without PERFMON the verifier goes where a branch does not lead, too. A newer
+ * one (6.17) keeps CPUs from there instead of refusing what it sees.
  */
 SEC("tc")
 int probe_guarded(struct __sk_buff *skb)

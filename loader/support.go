@@ -134,7 +134,7 @@ func (d *Datapath) checkPerfmon(types *btf.Cache) error {
 	case d.features.Direct:
 		return nil
 	case !loads(d.spec, types, bpf.MasqProgProbeGuarded):
-		return &UnsupportedError{Missing: []string{"the capability PERFMON, which the container needs before Linux 6.17"}}
+		return &UnsupportedError{Missing: []string{"the capability PERFMON, which the verifier of this kernel asks for"}}
 	}
 	d.log.Warn("the capability PERFMON is missing: each packet costs more, and what conntrack says of it cannot be read")
 	return nil
