@@ -35,16 +35,18 @@ type Capture struct {
 	mu       sync.Mutex
 	packets  []Packet
 	faults   []error
+	joins    joiner
 	tolerant bool
 	changed  chan struct{}
 	ring     *ring // nil once the capture is closed
 }
 
 // NewCapture captures on link until the test ends. It then fails the test if
-// a packet was malformed or had a wrong checksum, or if packets were lost.
+// a packet was malformed or had a wrong checksum, be it in fragments, or if packets
+// were lost.
 func NewCapture(tb testing.TB, link *Link) *Capture {
 	tb.Helper()
-	c := &Capture{link: link, changed: make(chan struct{})}
+	c := &Capture{link: link, changed: make(chan struct{}), joins: make(joiner)}
 	if err := link.NS.Do(c.open); err != nil {
 		tb.Fatalf("capture on %s in %s: %v", link.Name, link.NS.name, err)
 	}
@@ -210,6 +212,9 @@ func (c *Capture) record(f frame) {
 	p.At, p.Outgoing, p.Partial = f.at, f.outgoing, f.partial
 	if err == nil {
 		err = p.verifyChecksums(!c.link.offloads)
+	}
+	if err == nil && p.IsFragment() {
+		err = c.joins.add(&p)
 	}
 	if err != nil {
 		c.fault(fmt.Errorf("%s: %w", &p, err))

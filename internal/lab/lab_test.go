@@ -107,16 +107,22 @@ func TestCaptureFindsWrongChecksum(t *testing.T) {
 	l := New(t, Options{Pods: 1, RoutedPods: -1})
 	wire := NewCapture(t, l.Wires[0])
 	wire.AllowFaults()
-	packet := UDP(netip.AddrPortFrom(l.Pods[0].V4, 1000), netip.AddrPortFrom(l.Remote.V4, 9), []byte("payload"))
+	packet := UDP(netip.AddrPortFrom(l.Pods[0].V4, 1000), netip.AddrPortFrom(l.Remote.V4, 9), make([]byte, 200))
 	packet[len(packet)-1] ^= 1
-	if err := l.Pods[0].Link.Send(packet); err != nil {
+	pieces, err := Fragment(packet, 1, 120)
+	if err != nil {
 		t.Fatal(err)
 	}
-	wire.Await(t, "packet", func(p *Packet) bool { return p.SPort == 1000 })
+	for _, sent := range append(pieces, packet) {
+		if err := l.Pods[0].Link.Send(sent); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wire.Await(t, "packet", func(p *Packet) bool { return p.SPort == 1000 && !p.IsFragment() })
 	wire.mu.Lock()
 	defer wire.mu.Unlock()
-	if len(wire.faults) != 1 || !strings.Contains(wire.faults[0].Error(), "checksum") {
-		t.Errorf("faults %v, want one about a checksum", wire.faults)
+	if len(wire.faults) != 2 || !strings.Contains(wire.faults[0].Error(), "joined") || !strings.Contains(wire.faults[1].Error(), "checksum") {
+		t.Errorf("faults %v, want two about checksums", wire.faults)
 	}
 }
 

@@ -53,6 +53,7 @@ type Packet struct {
 	Length int
 
 	header    int  // length of the headers before the transport header
+	body      int  // of a fragment: length of the headers that each one has
 	truncated bool // Raw ends before the packet does
 }
 
@@ -106,6 +107,7 @@ func parseIPv4(b []byte) (Packet, error) {
 		More:       fragment&0x2000 != 0,
 		Length:     int(binary.BigEndian.Uint16(b[2:])),
 		header:     int(b[0]&0xf) * 4,
+		body:       int(b[0]&0xf) * 4,
 	}, nil
 }
 
@@ -133,6 +135,7 @@ func parseIPv6(b []byte) (Packet, error) {
 			p.FragmentAt, p.More = int(at&^7), at&1 != 0
 			p.FragmentID = binary.BigEndian.Uint32(next[4:])
 			p.header += 8
+			p.body = p.header
 		default:
 			return p, nil
 		}
