@@ -60,14 +60,16 @@ type sent struct {
 	flags  uint8
 	text   string
 	pieces bool
+	order  []int // in which the pieces are sent; nil: their own
+	laps   bool  // another piece lies over two of them
 	source netip.AddrPort
 	to     netip.AddrPort
 	build  builder
 }
 
 func (s *sent) String() string {
-	return fmt.Sprintf("packet %d, %s from %d, %s flags %#x, pieces %t, known %t, of %s",
-		s.number, s.kind, s.from, s.text, s.flags, s.pieces, s.known, s.of)
+	return fmt.Sprintf("packet %d, %s from %d, %s flags %#x, pieces %t %v %t, known %t, of %s",
+		s.number, s.kind, s.from, s.text, s.flags, s.pieces, s.order, s.laps, s.known, s.of)
 }
 
 func (s *sent) mark() []byte { return fmt.Appendf(nil, "#%08d.", s.number) }

@@ -49,8 +49,21 @@ func (g *generator) shape(s *sent) {
 	default:
 		s.build = protocol(253)
 	}
-	if !s.pieces && g.IntN(6) == 0 {
+	switch {
+	case s.pieces:
+		g.disorder(s)
+	case g.IntN(6) == 0:
 		g.dress(s)
+	}
+}
+
+// disorder has pieces come in another order, or lie over each other.
+func (g *generator) disorder(s *sent) {
+	switch g.IntN(4) {
+	case 0, 1:
+		s.order = g.Perm(pieceCount)
+	case 2:
+		s.laps = g.IntN(4) == 0
 	}
 }
 

@@ -108,6 +108,8 @@ func (r *comparison) listed(s *sent, a, b string) string {
 		return r.listedTCP(s, a, b)
 	}
 	switch {
+	case s.kind == kindAnswer && s.from == sendOutside && s.order != nil && s.order[0] != 0 && b == gone:
+		return "fragments that come before their first"
 	case s.of.proto == "sctp" && s.kind == kindForward && s.from != sendOutside && b == gone:
 		return "SCTP keeps its port"
 	case s.meets && r.twins[0].fresh(s) && a == gone:

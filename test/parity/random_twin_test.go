@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"slices"
 	"strconv"
 	"testing"
 
@@ -179,11 +180,42 @@ func (w *twin) pieces(s *sent) [][]byte {
 	if !s.pieces {
 		return [][]byte{packet}
 	}
-	fragments, err := lab.Fragment(packet, uint32(uint16(s.number)), len(packet)-20)
-	if err != nil {
-		w.Fatalf("%s: %v", s, err)
+	return w.cut(s, packet)
+}
+
+const (
+	pieceCount = 3
+	pieceSize  = 32 // bytes of what is cut, the last piece has what is left
+)
+
+// cut makes pieces, each with a mark of its own.
+func (w *twin) cut(s *sent, packet []byte) (pieces [][]byte) {
+	w.Helper()
+	header := 20
+	if packet[0]>>4 == 6 {
+		header = 48
 	}
-	return fragments
+	at := func(size int) [][]byte {
+		cut, err := lab.Fragment(packet, uint32(uint16(s.number)), header+size)
+		if err != nil {
+			w.Fatalf("%s: %v", s, err)
+		}
+		return cut
+	}
+	whole := at(pieceSize)
+	if len(whole) != pieceCount {
+		w.Fatalf("%s: %d pieces", s, len(whole))
+	}
+	if s.laps {
+		return slices.Insert(whole, 1, at(pieceSize - 8)[1])
+	}
+	if s.order == nil {
+		return whole
+	}
+	for _, i := range s.order {
+		pieces = append(pieces, whole[i])
+	}
+	return pieces
 }
 
 func (w *twin) send(from int, packet []byte) error {
