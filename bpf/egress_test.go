@@ -102,6 +102,47 @@ func TestNotOurFrames(t *testing.T) {
 	}
 }
 
+// Trap 33: a VLAN that keeps its tag has it in the frames that arrive, and in those
+// that leave where the device below does not put it there.
+func TestTagsInFrames(t *testing.T) {
+	rows := []row{
+		{name: "only where frames arrive", trap: 33, config: config{tagged: true}, steps: func(h hosts) []step {
+			p := udp(h.pod, 40000, h.remote, 53)
+			q := p.from(h.node, 40000)
+			in, out := q.reply(), p.reply()
+			in.tag, out.tag = 0x8100, 0x8100
+			return []step{leaves(p, opened, q), arrives(in, translated, out), leaves(p, translated, q)}
+		}},
+		{name: "of a child with another MAC", trap: 33, config: config{tagged: true}, steps: func(h hosts) []step {
+			p := udp(h.pod, 40000, h.remote, 53)
+			p.tag, p.mac = 0x8100, routerMAC
+			return []step{leaves(p, MasqVerdictVERDICT_FOREIGN)}
+		}},
+	}
+	for _, tag := range []uint16{0x8100, 0x88a8} {
+		for kind, make := range map[string]func(h hosts) packet{
+			"TCP": func(h hosts) packet { return tcp(h.pod, 40000, h.remote, 80, "S") }, "UDP": func(h hosts) packet { return udp(h.pod, 40000, h.remote, 53) },
+			"echo": func(h hosts) packet { return h.ping(h.pod, h.remote, 7) }, "ESP": func(h hosts) packet { return raw(h.pod, h.remote, protoESP) },
+		} {
+			r := bothWays(fmt.Sprintf("%s behind %#x", kind, tag), 33, func(h hosts) packet {
+				p := make(h)
+				p.tag = tag
+				return p
+			})
+			r.config.tagged = true
+			rows = append(rows, r)
+		}
+	}
+	runTable(t, rows)
+	frame := udp(v4.pod, 40000, v4.remote, 53).frame()
+	for _, d := range []MasqDirection{egress, ingress} {
+		b := borrow(t, config{tagged: true})
+		if got := b.run(d, slices.Insert(frame, 12, 0x81, 0, 0, 100, 0x81, 0, 0, 101)); got.verdict != 0 {
+			t.Errorf("another tag behind it: got %s", verdictName(got.verdict))
+		}
+	}
+}
+
 // The kernel lets no frame run that ends in its IP header, unless the header
 // is farther back than it thinks.
 func TestFrameEndsInItsIPHeader(t *testing.T) {

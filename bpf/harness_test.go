@@ -67,6 +67,7 @@ type config struct {
 	noDirect    bool // packets are read by helpers alone
 	slot        uint32
 	noHeader    bool // the uplink's frames begin with the IP header
+	tagged      bool // the uplink's frames may have a VLAN tag
 	noAddress   bool // the uplink has no address of its own
 	byRule      bool // addresses come from the address rules
 	ports       *MasqPortPool
@@ -291,6 +292,9 @@ func (d *datapath) uplink(slot uint32, c config) {
 	if !c.noHeader {
 		value.L2Len = ethernetLength
 		value.Flags |= uint8(MasqUplinkFlagUPLINK_ETHERNET)
+	}
+	if c.tagged {
+		value.Flags |= uint8(MasqUplinkFlagUPLINK_TAGGED)
 	}
 	if !c.noAddress && !c.byRule {
 		value.Flags |= uint8(MasqUplinkFlagUPLINK_ONE_V4 | MasqUplinkFlagUPLINK_ONE_V6)

@@ -46,7 +46,7 @@ read_packet(struct __sk_buff *skb, struct packet *pkt, const enum family family,
 	if (of_vlan(skb))
 		return VERDICT_FOREIGN;
 	__builtin_memset(pkt, 0, sizeof(*pkt));
-	verdict = parse(skb, pkt, family, uplink->l2_len);
+	verdict = parse(skb, pkt, family, link_header_len(skb, uplink));
 	if (verdict)
 		return verdict;
 	if (exempt(pkt, family))
@@ -128,10 +128,12 @@ static __always_inline enum verdict ingress_verdict(struct __sk_buff *skb,
 SEC("tc")
 int masq_egress(struct __sk_buff *skb)
 {
-	if (skb->protocol == bpf_htons(ETH_P_IP))
+	__be16 proto = network_protocol(skb);
+
+	if (proto == bpf_htons(ETH_P_IP))
 		return finish(skb, DIRECTION_EGRESS, FAMILY_V4,
 			      egress_verdict(skb, FAMILY_V4));
-	if (cfg_ipv6 && skb->protocol == bpf_htons(ETH_P_IPV6))
+	if (cfg_ipv6 && proto == bpf_htons(ETH_P_IPV6))
 		return finish(skb, DIRECTION_EGRESS, FAMILY_V6,
 			      egress_verdict(skb, FAMILY_V6));
 	return TC_ACT_UNSPEC;
@@ -152,9 +154,11 @@ static __always_inline int come_in(struct __sk_buff *skb,
 SEC("tc")
 int masq_ingress(struct __sk_buff *skb)
 {
-	if (skb->protocol == bpf_htons(ETH_P_IP))
+	__be16 proto = network_protocol(skb);
+
+	if (proto == bpf_htons(ETH_P_IP))
 		return come_in(skb, FAMILY_V4);
-	if (cfg_ipv6 && skb->protocol == bpf_htons(ETH_P_IPV6))
+	if (cfg_ipv6 && proto == bpf_htons(ETH_P_IPV6))
 		return come_in(skb, FAMILY_V6);
 	return TC_ACT_UNSPEC;
 }

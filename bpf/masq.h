@@ -120,6 +120,7 @@ enum uplink_flag {
 	UPLINK_QDISC = 8, /* the agent made the clsact qdisc, and removes it */
 	UPLINK_CLOSED_V4 = 16, /* serves flows that are there, opens none */
 	UPLINK_CLOSED_V6 = 32,
+	UPLINK_TAGGED = 64, /* a VLAN whose tag may stand in its frames */
 };
 
 enum node_address {

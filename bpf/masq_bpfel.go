@@ -421,6 +421,7 @@ const (
 	MasqUplinkFlagUPLINK_QDISC     MasqUplinkFlag = 8
 	MasqUplinkFlagUPLINK_CLOSED_V4 MasqUplinkFlag = 16
 	MasqUplinkFlagUPLINK_CLOSED_V6 MasqUplinkFlag = 32
+	MasqUplinkFlagUPLINK_TAGGED    MasqUplinkFlag = 64
 )
 
 type MasqVerdict uint32

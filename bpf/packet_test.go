@@ -100,6 +100,7 @@ type packet struct {
 	fragment   fragment
 	mac        [6]uint8 // sender's; unset: the uplink's
 	noHeader   bool     // the frame begins with the IP header
+	tag        uint16   // type of the VLAN tag that the frame has, if any
 }
 
 type extension struct {
@@ -267,6 +268,10 @@ func (p packet) ethernet() []byte {
 		kind = layers.EthernetTypeIPv4
 	}
 	header := append(routerMAC[:len(routerMAC):len(routerMAC)], mac[:]...)
+	if p.tag != 0 {
+		header = binary.BigEndian.AppendUint16(header, p.tag)
+		header = binary.BigEndian.AppendUint16(header, 100)
+	}
 	return binary.BigEndian.AppendUint16(header, uint16(kind))
 }
 

@@ -92,6 +92,13 @@ static __always_inline bool exempt(const struct packet *pkt,
 }
 
 #define VLAN_ID_MASK 0x0fff
+#define VLAN_HLEN 4
+
+static __always_inline bool is_vlan_protocol(__be16 proto)
+{
+	return proto == bpf_htons(ETH_P_8021Q) ||
+	       proto == bpf_htons(ETH_P_8021AD);
+}
 
 /*
  * Packets of a VLAN cross its parent with the tag beside them. They are the
@@ -100,6 +107,40 @@ static __always_inline bool exempt(const struct packet *pkt,
 static __always_inline bool of_vlan(const struct __sk_buff *skb)
 {
 	return skb->vlan_present && skb->vlan_tci & VLAN_ID_MASK;
+}
+
+/*
+ * What the frame carries. A VLAN that keeps its tag (reorder_hdr off) has it in
+ * the frames that arrive, and in those that leave if the device below cannot
+ * put it there. 0: a VLAN's that only crosses.
+ */
+static __always_inline __be16 network_protocol(struct __sk_buff *skb)
+{
+	const struct uplink *uplink;
+	__be16 proto = skb->protocol;
+
+	if (!is_vlan_protocol(proto))
+		return proto;
+	uplink = this_uplink();
+	if (!uplink || !(uplink->flags & UPLINK_TAGGED) ||
+	    bpf_skb_load_bytes(skb, ETH_HLEN + VLAN_HLEN - sizeof(proto),
+			       &proto, sizeof(proto)))
+		return 0;
+	return proto;
+}
+
+/* The length of the link's header, with its tag if that is there. */
+static __always_inline __u32 link_header_len(struct __sk_buff *skb,
+					     const struct uplink *uplink)
+{
+	__be16 proto;
+
+	if (!(uplink->flags & UPLINK_TAGGED) ||
+	    bpf_skb_load_bytes(skb, offsetof(struct ethhdr, h_proto), &proto,
+			       sizeof(proto)) ||
+	    !is_vlan_protocol(proto))
+		return uplink->l2_len;
+	return uplink->l2_len + VLAN_HLEN;
 }
 
 /* Whether addr lies in a non-masquerade CIDR. */

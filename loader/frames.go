@@ -15,13 +15,13 @@ import (
 // with its own header. Before, TC programs see the outer headers in front.
 const linux514 = 5<<16 | 14<<8
 
-// readable is an error where the programs would not find the IP header in the
-// link's frames.
-func readable(link route.Uplink) error {
+// Readable is an error where the programs would not find the IP header in the
+// link's frames, so that Sync refuses it.
+func Readable(link route.Uplink) error {
 	why := ""
 	switch {
 	case link.HeaderLen == route.UnknownHeader && link.Type == unix.ARPHRD_ETHER:
-		why = "as it keeps VLAN tags in them (reorder_hdr off)"
+		why = "as the VLAN below keeps its tags in them (reorder_hdr off)"
 	case link.HeaderLen == route.UnknownHeader:
 		why = fmt.Sprintf("as they are of link type %d", link.Type)
 	case isTunnel(link) && olderThan(linux514):

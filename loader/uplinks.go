@@ -126,7 +126,7 @@ func (d *Datapath) leave(slot uint32, value bpf.MasqUplink) error {
 // serve makes the programs run on a link, with what the datapath must know of
 // it in place first.
 func (d *Datapath) serve(link route.Uplink, slots map[int]bpf.MasqUplink) error {
-	if err := readable(link); err != nil {
+	if err := Readable(link); err != nil {
 		return err
 	}
 	u := d.uplinks[link.Index]
@@ -213,6 +213,9 @@ func uplinkValue(link route.Uplink) bpf.MasqUplink {
 	if len(link.MAC) == len(value.Mac) {
 		value.Flags |= uint8(bpf.MasqUplinkFlagUPLINK_ETHERNET)
 		copy(value.Mac[:], link.MAC)
+	}
+	if link.Tagged {
+		value.Flags |= uint8(bpf.MasqUplinkFlagUPLINK_TAGGED)
 	}
 	if a, ok := onlyAddress(link.V4); ok {
 		value.Flags |= uint8(bpf.MasqUplinkFlagUPLINK_ONE_V4)

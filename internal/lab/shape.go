@@ -25,7 +25,8 @@ const (
 	Bridge     Shape = "bridge"
 	VXLAN      Shape = "vxlan"
 	VLAN       Shape = "vlan"
-	TaggedVLAN Shape = "vlan with the tag in its frames"
+	TaggedVLAN Shape = "vlan with the tag in frames that arrive"
+	AllTagged  Shape = "vlan with the tag in all frames" // the link below cannot put it there
 	Bond       Shape = "bond"
 	IPIP       Shape = "ipip" // IPv4 only
 	SIT        Shape = "sit"
@@ -75,6 +76,11 @@ func (l *Lab) makeEnd(i int, end shapedEnd) error {
 			return err
 		}
 	}
+	if l.options.Shape == AllTagged {
+		if err := end.ns.turnVLANOff(end.under); err != nil {
+			return err
+		}
+	}
 	link, err := l.shaped(i, end)
 	if err != nil {
 		return err
@@ -111,7 +117,7 @@ func (l *Lab) shaped(i int, end shapedEnd) (netlink.Link, error) {
 	ip := func(a netip.Addr) net.IP { return a.AsSlice() }
 	here, there := underlay[i], underlay[1-i]
 	switch l.options.Shape {
-	case VLAN, TaggedVLAN:
+	case VLAN, TaggedVLAN, AllTagged:
 		attrs.ParentIndex = under.Attrs().Index
 		reorder := l.options.Shape == VLAN || i == 1 // the router's is the usual kind
 		return &netlink.Vlan{LinkAttrs: attrs, VlanId: tunnelID, VlanProtocol: netlink.VLAN_PROTOCOL_8021Q, ReorderHdr: &reorder}, nil

@@ -22,6 +22,7 @@ type link struct {
 	master int    // index of the bridge, bond or VRF it belongs to, or 0
 	mac    string // raw bytes
 	remote string // raw bytes: the broadcast address, of a tunnel the other end
+	lower  int    // of a VLAN: the link that it stands on
 	tagged bool   // a VLAN whose frames have their tag in front of what they carry
 	v6     ipv6Settings
 }
@@ -89,6 +90,7 @@ func decodeLink(m []byte) (link, bool) {
 	if err != nil {
 		return link{}, false
 	}
+	lower := 0
 	for _, a := range attrs {
 		switch attrType(a.Attr.Type) {
 		case unix.IFLA_WIRELESS:
@@ -101,12 +103,17 @@ func decodeLink(m []byte) (link, bool) {
 			l.mac = string(a.Value)
 		case unix.IFLA_BROADCAST:
 			l.remote = string(a.Value)
+		case unix.IFLA_LINK:
+			lower = int(word(a.Value))
 		case unix.IFLA_LINKINFO:
 			l.kind = text(attrIn(a.Value, unix.IFLA_INFO_KIND))
 			l.tagged = l.kind == "vlan" && !reorders(attrIn(a.Value, unix.IFLA_INFO_DATA))
 		case unix.IFLA_AF_SPEC:
 			l.v6 = decodeIPv6Settings(attrIn(attrIn(a.Value, unix.AF_INET6), unix.IFLA_INET6_CONF))
 		}
+	}
+	if l.kind == "vlan" {
+		l.lower = lower
 	}
 	return l, true
 }

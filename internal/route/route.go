@@ -39,6 +39,7 @@ type Uplink struct {
 	Name      string
 	Type      uint16           // ARPHRD_* of include/uapi/linux/if_arp.h
 	HeaderLen int              // bytes before the IP header: 14, or 0 without Ethernet, or UnknownHeader
+	Tagged    bool             // a VLAN's tag may come in addition to the header
 	MAC       net.HardwareAddr // nil without Ethernet header
 	Up        bool             // administratively; what is down has no rules
 
@@ -118,7 +119,7 @@ func (s *Snapshot) Equal(o *Snapshot) bool {
 }
 
 func (u Uplink) equal(o Uplink) bool {
-	return u.Index == o.Index && u.Name == o.Name && u.Type == o.Type && u.HeaderLen == o.HeaderLen && u.Up == o.Up &&
+	return u.Index == o.Index && u.Name == o.Name && u.Type == o.Type && u.HeaderLen == o.HeaderLen && u.Tagged == o.Tagged && u.Up == o.Up &&
 		bytes.Equal(u.MAC, o.MAC) && slices.Equal(u.V4, o.V4) && slices.Equal(u.V6, o.V6)
 }
 

@@ -155,14 +155,10 @@ func matches(patterns []string, name string) bool {
 const ethernetHeader = 14
 
 // headerLen is the length of the link's own header before the IP header, by
-// ARPHRD type, or UnknownHeader. Of a VLAN that keeps its tag it depends on the
-// device below.
+// ARPHRD type, or UnknownHeader.
 func headerLen(l link) int {
 	switch l.hwType {
 	case unix.ARPHRD_ETHER, unix.ARPHRD_LOOPBACK:
-		if l.tagged {
-			return UnknownHeader
-		}
 		return ethernetHeader
 	case unix.ARPHRD_NONE, unix.ARPHRD_RAWIP, unix.ARPHRD_PPP, unix.ARPHRD_SLIP,
 		unix.ARPHRD_TUNNEL, unix.ARPHRD_TUNNEL6, unix.ARPHRD_SIT:
@@ -227,7 +223,10 @@ func broadcast(subnet netip.Prefix) (netip.Addr, bool) {
 }
 
 func (n node) uplink(l link, addrs map[int][]address) Uplink {
-	u := Uplink{Index: l.index, Name: l.name, Type: l.hwType, HeaderLen: headerLen(l), Up: l.up()}
+	u := Uplink{Index: l.index, Name: l.name, Type: l.hwType, HeaderLen: headerLen(l), Tagged: l.tagged, Up: l.up()}
+	if n.links[l.lower].tagged {
+		u.HeaderLen = UnknownHeader // it has that VLAN's tag in its frames, with or without its own
+	}
 	if u.HeaderLen >= ethernetHeader {
 		u.MAC = net.HardwareAddr(l.mac)
 	}

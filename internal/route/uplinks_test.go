@@ -165,8 +165,19 @@ func TestHeaderLength(t *testing.T) {
 			t.Errorf("GRE to %s: %d bytes, want %d", remote, got, want)
 		}
 	}
-	if got := headerLen(link{hwType: unix.ARPHRD_ETHER, tagged: true}); got != UnknownHeader {
-		t.Errorf("VLAN with the tag in its frames: %d bytes, want none", got)
+}
+
+// A VLAN may have its own tag in its frames, but not that of another below it.
+func TestTagsInFrames(t *testing.T) {
+	links := linksOf(link{hwType: unix.ARPHRD_ETHER},
+		link{hwType: unix.ARPHRD_ETHER, lower: 1, tagged: true}, link{hwType: unix.ARPHRD_ETHER, lower: 1}, // VLANs on it
+		link{hwType: unix.ARPHRD_ETHER, lower: 2}, link{hwType: unix.ARPHRD_ETHER, lower: 3, tagged: true}) // VLANs on these
+	for index, want := range map[int]Uplink{
+		1: {HeaderLen: 14}, 2: {HeaderLen: 14, Tagged: true}, 3: {HeaderLen: 14}, 4: {HeaderLen: UnknownHeader}, 5: {HeaderLen: 14, Tagged: true},
+	} {
+		if got := (node{links: links}).uplink(links[index], nil); got.HeaderLen != want.HeaderLen || got.Tagged != want.Tagged {
+			t.Errorf("link %d: %d bytes, tagged %t, want %d and %t", index, got.HeaderLen, got.Tagged, want.HeaderLen, want.Tagged)
+		}
 	}
 }
 
