@@ -17,6 +17,7 @@ import (
 	"ip-masq-agent/internal/agent"
 	"ip-masq-agent/internal/config"
 	"ip-masq-agent/internal/route"
+	"ip-masq-agent/loader"
 )
 
 // newAgentCommand is the root command: it runs the agent.
@@ -120,6 +121,7 @@ func runAgent(ctx context.Context, env environment, o *options, log *slog.Logger
 		Control:            control,
 		MetricsBindAddress: o.metrics,
 		Retire:             retireOthers(env, o, log),
+		Readable:           loader.Readable,
 		Log:                log,
 	})
 	if o.once {

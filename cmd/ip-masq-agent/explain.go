@@ -17,6 +17,7 @@ import (
 	"ip-masq-agent/internal/api"
 	"ip-masq-agent/internal/config"
 	"ip-masq-agent/internal/route"
+	"ip-masq-agent/loader"
 )
 
 // explainFlags are what the user asks.
@@ -134,6 +135,7 @@ func explainAlone(env environment, o *options, question api.Question) (api.Answe
 		Network:         network.Snapshot(),
 		Path:            network.Path,
 		EachTranslation: func(visit func(api.Translation)) error { return eachLeftFlow(env, visit) },
+		Readable:        loader.Readable,
 	})
 }
 

@@ -59,6 +59,9 @@ type Options struct {
 	// ones until the other is gone. Optional.
 	Retire func(context.Context, *route.Snapshot) (Retirement, error)
 
+	// Readable is an error for an uplink that the eBPF datapath refuses. Optional.
+	Readable func(route.Uplink) error
+
 	Log *slog.Logger
 }
 

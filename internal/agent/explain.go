@@ -31,6 +31,9 @@ type Facts struct {
 	// EachTranslation visits live flows. Optional: without it the answer is what
 	// a new connection would get.
 	EachTranslation func(visit func(api.Translation)) error
+
+	// Readable is an error for an uplink that the eBPF datapath refuses. Optional.
+	Readable func(route.Uplink) error
 }
 
 // explanation is one question on its way to an answer.
@@ -109,6 +112,11 @@ func (e *explanation) routed() (api.Answer, error) {
 	if e.Datapath == EBPF {
 		if e.uplink == nil {
 			return keep(fmt.Sprintf("the route leads through %s, which is not an uplink: only uplinks translate", e.path.LinkName)), nil
+		}
+		if e.Readable != nil {
+			if err := e.Readable(*e.uplink); err != nil {
+				return keep(fmt.Sprintf("%s is refused as an uplink: %s", e.path.LinkName, err)), nil
+			}
 		}
 		if answer, found, err := e.live(); found || err != nil {
 			return answer, err
@@ -253,5 +261,6 @@ func (a *Agent) Explain(q api.Question) (api.Answer, error) {
 		Network:         a.options.Network.Snapshot(),
 		Path:            a.options.Network.Path,
 		EachTranslation: a.options.Datapath.EachTranslation,
+		Readable:        a.options.Readable,
 	})
 }

@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"errors"
 	"net/netip"
 	"testing"
 
@@ -245,6 +246,20 @@ func TestExplainWithoutIPv6(t *testing.T) {
 	got, err := Explain(api.Question{Dst: netip.MustParseAddr("2001:db8:1::1")}, Facts{Policy: testPolicy()})
 	if err != nil || got.Verdict != verdictKeep {
 		t.Errorf("got %+v, %v, want keep", got, err)
+	}
+}
+
+func TestExplainOfARefusedUplink(t *testing.T) {
+	for datapath, want := range map[string]string{EBPF: "eth0 is refused as an uplink: it smells", IPTables: "nonMasqueradeCIDRs has no prefix for 8.8.8.8"} {
+		network := newFakeNetwork()
+		network.paths = testPaths()
+		got, err := Explain(api.Question{Dst: netip.MustParseAddr("8.8.8.8")}, Facts{
+			Datapath: datapath, Policy: testPolicy(), Network: network.Snapshot(), Path: network.Path,
+			Readable: func(route.Uplink) error { return errors.New("it smells") },
+		})
+		if err != nil || got.Reason != want || got.Interface != "eth0" {
+			t.Errorf("%s: got %+v, %v, want %q", datapath, got, err, want)
+		}
 	}
 }
 
