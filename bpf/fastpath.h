@@ -138,7 +138,7 @@ static __always_inline int choose_way_back(struct __sk_buff *skb,
 	    (__s64)(ways->out.until + WAY_GRACE - now) <= 0)
 		return 0;
 	if ((__s64)(ways->back.until - now) <= 0) {
-		learn_way_back(skb, s, family, ways, now);
+		learn_way_back(skb, s, family, ways, fast, now);
 		return 0;
 	}
 	if (!passes(skb, &s->packet, family, &ways->back, now))

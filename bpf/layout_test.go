@@ -104,7 +104,7 @@ func TestSizesOfKeysAndValues(t *testing.T) {
 		MasqMapWaysV4:      {16, 64},
 		MasqMapWaysV6:      {40, 64},
 		MasqMapPodLinks:    {4, 8},
-		MasqMapFastPath:    {4, 16},
+		MasqMapFastPath:    {4, 24},
 		MasqMapUplinks:     {4, 32},
 		MasqMapSticky:      {4, 16},
 		MasqMapMoved:       {4, 8},

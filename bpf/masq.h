@@ -316,6 +316,8 @@ struct fast_path_config {
 	__u64 token; /* in the frames that come from a pod's side, translated */
 	__u32 generation; /* ways of another one are not taken any more */
 	__u32 flags; /* enum fast_path_flag */
+	__u32 mtu; /* the least that any route sets, in octets; 0: none does */
+	__u32 pad;
 };
 
 /*
@@ -418,6 +420,7 @@ _Static_assert(sizeof(struct talker_key_v4) == 12, "padding");
 _Static_assert(sizeof(struct talker_key_v6) == 36, "padding");
 _Static_assert(sizeof(struct way) == 24, "padding");
 _Static_assert(sizeof(struct ways) == 64, "padding");
+_Static_assert(sizeof(struct fast_path_config) == 24, "padding");
 _Static_assert(sizeof(struct talker_v4) == 24, "padding");
 _Static_assert(sizeof(struct talker_v6) == 32, "padding");
 

@@ -82,6 +82,8 @@ type MasqFastPathConfig struct {
 	Token      uint64
 	Generation uint32
 	Flags      uint32
+	Mtu        uint32
+	Pad        uint32
 }
 
 type MasqFastPathFlag uint32

@@ -134,12 +134,21 @@ static __always_inline bool is_routed(struct __sk_buff *skb,
 	       fib->ifindex == to;
 }
 
-static __always_inline void
-fill_way(struct way *way, const struct bpf_fib_lookup *fib, __u64 now)
+/*
+ * bpf_fib_lookup() tells the link's MTU, and the route's only if it is locked
+ * (ip_mtu_from_fib_result()). Forwarding goes by the route's, which can be any
+ * of the node's as far as we know.
+ */
+static __always_inline void fill_way(struct way *way,
+				     const struct bpf_fib_lookup *fib,
+				     const struct fast_path_config *fast,
+				     __u64 now)
 {
 	__builtin_memcpy(way->macs, fib->dmac, ETH_ALEN);
 	__builtin_memcpy(way->macs + ETH_ALEN, fib->smac, ETH_ALEN);
 	way->mtu = fib->mtu_result;
+	if (fast->mtu && fast->mtu < way->mtu)
+		way->mtu = fast->mtu;
 	way->until = now + WAY_LIFETIME;
 }
 
@@ -178,7 +187,7 @@ static __always_inline int learn_way_out(struct __sk_buff *skb,
 	    !is_routed(skb, &s->packet.tuple, s->packet.dscp, family,
 		       ways.pod_link, ways.uplink, &fib))
 		return 0;
-	fill_way(&ways.out, &fib, now);
+	fill_way(&ways.out, &fib, fast, now);
 	if (!same_mac(macs, ways.out.macs) ||
 	    !same_mac(macs + ETH_ALEN, ways.out.macs + ETH_ALEN))
 		return 0;
@@ -217,10 +226,10 @@ static __always_inline void note_way_out(struct __sk_buff *skb,
  * Learns the way back for a reply that is about to take the stack's. The flow
  * is one that leaves from the link to which the routes lead.
  */
-static __always_inline void learn_way_back(struct __sk_buff *skb,
-					   const struct scratch *s,
-					   const enum family family,
-					   const struct ways *known, __u64 now)
+static __always_inline void
+learn_way_back(struct __sk_buff *skb, const struct scratch *s,
+	       const enum family family, const struct ways *known,
+	       const struct fast_path_config *fast, __u64 now)
 {
 	struct bpf_fib_lookup fib;
 	struct ways ways = *known;
@@ -230,7 +239,7 @@ static __always_inline void learn_way_back(struct __sk_buff *skb,
 	if (!is_routed(skb, &reply, s->packet.dscp, family, skb->ifindex,
 		       ways.pod_link, &fib))
 		return;
-	fill_way(&ways.back, &fib, now);
+	fill_way(&ways.back, &fib, fast, now);
 	keep_ways(&s->origin, &ways, family);
 }
 

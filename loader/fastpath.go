@@ -54,7 +54,7 @@ func fromPods() direction {
 // process. What programs of one before it know of ways is nothing to its own.
 func newFastPath(m *maps, changed chan<- struct{}, opts Options) (*fastPath, error) {
 	f := &fastPath{config: m.FastPath, links: m.PodLinks, hooks: make(map[int]*podLink)}
-	if err := f.turn(false, false); err != nil {
+	if err := f.turnOff(); err != nil {
 		return nil, err
 	}
 	if !opts.FastPath {
@@ -86,7 +86,7 @@ func (d *Datapath) missingForFastPath() (missing []string) {
 
 // change rewrites what the programs of both sides share. Ways that were learnt
 // before are not taken any more.
-func (f *fastPath) change(edit func(*bpf.MasqFastPathConfig)) error {
+func (f *fastPath) change(edit func(*bpf.MasqFastPathConfig) error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var value bpf.MasqFastPathConfig
@@ -97,29 +97,49 @@ func (f *fastPath) change(edit func(*bpf.MasqFastPathConfig)) error {
 		value.Token = rand.Uint64()
 	}
 	value.Generation++
-	edit(&value)
+	if err := edit(&value); err != nil {
+		return err
+	}
 	if err := f.config.Put(uint32(0), value); err != nil {
 		return fmt.Errorf("write fast path: %w", err)
 	}
 	return nil
 }
 
-// turn has packets take the fast path, those of TCP connections that conntrack
-// sees only if it does not mind gaps, or none.
-func (f *fastPath) turn(on, trackedTCP bool) error {
-	return f.change(func(value *bpf.MasqFastPathConfig) {
+// turnOff has no packet take the fast path.
+func (f *fastPath) turnOff() error {
+	return f.change(func(value *bpf.MasqFastPathConfig) error {
 		value.Flags = 0
-		if on {
-			value.Flags |= uint32(bpf.MasqFastPathFlagFAST_PATH_ON)
-		}
+		return nil
+	})
+}
+
+// turnOn has packets take the fast path, those of TCP connections that conntrack
+// sees only if it does not mind gaps. Routes are asked for their MTUs while
+// events about them wait: limit comes after.
+func (f *fastPath) turnOn(trackedTCP bool) error {
+	return f.change(func(value *bpf.MasqFastPathConfig) (err error) {
+		value.Flags = uint32(bpf.MasqFastPathFlagFAST_PATH_ON)
 		if trackedTCP {
 			value.Flags |= uint32(bpf.MasqFastPathFlagFAST_PATH_TRACKED_TCP)
 		}
+		value.Mtu, err = leastRouteMTU()
+		return err
 	})
 }
 
 // forget has all flows learn their ways again.
-func (f *fastPath) forget() error { return f.change(func(*bpf.MasqFastPathConfig) {}) }
+func (f *fastPath) forget() error {
+	return f.change(func(*bpf.MasqFastPathConfig) error { return nil })
+}
+
+// limit has longer packets than a route's MTU go by the stack.
+func (f *fastPath) limit(mtu uint32) error {
+	return f.change(func(value *bpf.MasqFastPathConfig) error {
+		value.Mtu = lesserMTU(value.Mtu, mtu)
+		return nil
+	})
+}
 
 // isLiberal reports whether conntrack minds no gaps in TCP connections. Where
 // it does not run nobody asks.
@@ -168,7 +188,7 @@ func (d *Datapath) syncFastPath() error {
 	}
 	f.watcher.known.Store(&announced)
 	f.trackedTCP = isLiberal()
-	return errors.Join(append(errs, f.turn(true, f.trackedTCP))...)
+	return errors.Join(append(errs, f.turnOn(f.trackedTCP))...)
 }
 
 // announced are the links that flows come from, in ascending order.

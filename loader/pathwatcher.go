@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
@@ -26,12 +27,14 @@ const (
 
 // pathWatcher has flows learn their ways again when routes, rules, addresses or
 // links change, and calls for a Sync when flows come from another link. It only
-// makes things happen sooner: ways are good for a second at most.
+// makes things happen sooner, since ways are good for a second at most; but the
+// MTU of a new route is known by it alone until the next Sync.
 type pathWatcher struct {
 	socket  *nl.NetlinkSocket
 	path    *fastPath
 	known   atomic.Pointer[[]int] // links that Sync has seen
 	changed chan<- struct{}
+	stale   chan struct{} // there has been an event
 	log     *slog.Logger
 	end     chan struct{}
 	running sync.WaitGroup
@@ -45,53 +48,78 @@ func startPathWatcher(path *fastPath, changed chan<- struct{}, log *slog.Logger)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to route changes: %w", err)
 	}
-	w := &pathWatcher{socket: socket, path: path, changed: changed, log: log, end: make(chan struct{})}
+	w := &pathWatcher{socket: socket, path: path, changed: changed, stale: make(chan struct{}, 1), log: log, end: make(chan struct{})}
 	w.known.Store(&[]int{})
 	w.running.Go(w.listen)
-	w.running.Go(w.look)
+	w.running.Go(w.follow)
 	return w, nil
 }
 
 func (w *pathWatcher) listen() {
 	for {
-		_, _, err := w.socket.Receive()
+		messages, _, err := w.socket.Receive()
 		switch {
 		case errors.Is(err, os.ErrClosed):
 			return
 		case errors.Is(err, unix.EAGAIN): // closed while it waited, as the next call says
 			continue
-		case err != nil && !errors.Is(err, unix.ENOBUFS):
+		case errors.Is(err, unix.ENOBUFS):
+			deliver(w.changed) // the next Sync asks for what was lost
+		case err != nil:
 			w.log.Warn("routes are not watched for the fast path any more, it follows them within a second", "error", err)
 			return
 		}
-		if err := w.path.forget(); err != nil {
-			w.log.Warn("the fast path follows changed routes within a second only", "error", err)
-		}
-		select {
-		case <-time.After(pathQuiet):
-		case <-w.end:
-		}
+		w.noteMTUs(messages)
+		deliver(w.stale)
 	}
 }
 
-// look finds links that flows have begun to come from.
-func (w *pathWatcher) look() {
+// noteMTUs has packets keep to the MTUs of new routes at once.
+func (w *pathWatcher) noteMTUs(messages []syscall.NetlinkMessage) {
+	var mtu uint32
+	for _, m := range messages {
+		if m.Header.Type == unix.RTM_NEWROUTE {
+			mtu = lesserMTU(mtu, routeMTU(m.Data))
+		}
+	}
+	if mtu == 0 {
+		return
+	}
+	if err := w.path.limit(mtu); err != nil {
+		w.log.Warn("the fast path does not keep to the MTU of a new route", "mtu", mtu, "error", err)
+	}
+}
+
+// follow acts on events, and finds links that flows have begun to come from.
+func (w *pathWatcher) follow() {
 	ticker := time.NewTicker(lookInterval)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-w.end:
 			return
+		case <-w.stale:
+			w.forget()
 		case <-ticker.C:
+			w.look()
 		}
-		now, err := w.path.announced()
-		if err != nil || slices.Equal(now, *w.known.Load()) {
-			continue
-		}
-		select {
-		case w.changed <- struct{}{}:
-		default:
-		}
+	}
+}
+
+func (w *pathWatcher) forget() {
+	if err := w.path.forget(); err != nil {
+		w.log.Warn("the fast path follows changed routes within a second only", "error", err)
+	}
+	select {
+	case <-time.After(pathQuiet):
+	case <-w.end:
+	}
+}
+
+func (w *pathWatcher) look() {
+	now, err := w.path.announced()
+	if err == nil && !slices.Equal(now, *w.known.Load()) {
+		deliver(w.changed)
 	}
 }
 

@@ -68,12 +68,7 @@ func startSweeper(families []*family, timeouts *ebpf.Map, counters counters, log
 }
 
 // soon has the next sweep come now, if the last one was not a moment ago.
-func (s *sweeper) soon() {
-	select {
-	case s.wanted <- struct{}{}:
-	default:
-	}
-}
+func (s *sweeper) soon() { deliver(s.wanted) }
 
 // run sweeps at once, since who asks how full the table is should not have to
 // count it, and then again and again.

@@ -47,14 +47,14 @@ func (w *watcher) run() {
 		case errors.Is(err, unix.EAGAIN): // closed while it waited, as the next call says
 			continue
 		case errors.Is(err, unix.ENOBUFS):
-			w.report() // what was lost may have been about us
+			deliver(w.changed) // what was lost may have been about us
 		case err != nil:
 			w.log.Warn("filters are not watched any more, the next resync sees what is done to them", "error", err)
 			return
 		}
 		for _, m := range messages {
 			if w.concerns(m.Header.Type, m.Data) {
-				w.report()
+				deliver(w.changed)
 			}
 		}
 	}
@@ -69,9 +69,10 @@ func (w *watcher) concerns(kind uint16, data []byte) bool {
 	return (*w.served.Load())[int(int32(binary.NativeEndian.Uint32(data[4:])))]
 }
 
-func (w *watcher) report() {
+// deliver leaves word for whoever reads c next.
+func deliver(c chan<- struct{}) {
 	select {
-	case w.changed <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }

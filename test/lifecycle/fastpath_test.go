@@ -221,3 +221,36 @@ func TestFastPathAndConntrack(t *testing.T) {
 		return !strings.Contains(list, "ESTABLISHED")
 	})
 }
+
+// Forwarding keeps to a route's MTU, which the kernel does not tell the fast
+// path: it keeps to that of any route, at once when there is a new one, and until
+// the next sync after it is gone.
+func TestFastPathKeepsToTheMTUOfRoutes(t *testing.T) {
+	t.Parallel()
+	n := newFastNode(t, false)
+	a := lab.StartAgent(t, n.Node, n.flags("ebpf", "--enable-ipv6", "--fast-path")...)
+	for unused, remote := range map[string]netip.Addr{"198.51.100.99": n.Remote.V4, "2001:db8:99::1": n.Remote.V6} {
+		c := n.dialFrom(n.RoutedPods[0], "udp", n.serve("udp", remote))
+		n.within(promptly, "long packets are fast", func() bool { return n.fastOnes(c) > 100 })
+		n.ip("route add " + unused + " dev routed0 mtu 1301")
+		n.within(promptly, "they are not", func() bool { return n.fastOnes(c) == 0 })
+		n.takesFastPath(true, c)
+		n.ip("route del " + unused)
+		if err := a.Signal(syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+		n.within(promptly, "they are again", func() bool { return n.fastOnes(c) > 100 })
+	}
+}
+
+// fastOnes is how many of 200 long packets take the fast path.
+func (n *node) fastOnes(c *lab.Conn) uint64 {
+	n.t.Helper()
+	before, long := n.fast(), strings.Repeat("x", 1300)
+	for range 100 {
+		if _, err := c.Exchange(long); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	return n.fast() - before
+}

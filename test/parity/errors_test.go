@@ -109,7 +109,7 @@ func podMTU(b *bench, is6 bool) {
 		run(outside, forget...)
 	}()
 	wire := lab.NewCapture(b, b.lab.Wires[0])
-	transferWith(b, is6, routedA)
+	transferWith(b, is6, routedA, shortTransfer)
 	news := wire.Await(b, "news of the MTU", func(p *lab.Packet) bool { return !p.Outgoing && p.Inner != nil })
 	if want := b.lab.Addresses.Node.Addr(is6); news.Src != want || news.Inner.Dst != want {
 		b.Errorf("the remote is told by %s", &news)

@@ -16,16 +16,17 @@ import (
 
 const (
 	transferSize    = 30 << 20
+	shortTransfer   = 1 << 20 // short enough for a capture on a busy machine
 	transferPort    = 7778
 	transferTimeout = 60 * time.Second
 )
 
 // transfer moves much data through one connection of the first pod.
-func transfer(b *bench, is6 bool) { transferWith(b, is6, podA) }
+func transfer(b *bench, is6 bool) { transferWith(b, is6, podA, transferSize) }
 
-// transferWith moves much data through one connection, first from the pod to the
+// transferWith moves data through one connection, first from the pod to the
 // remote and then back.
-func transferWith(b *bench, is6 bool, pod host) {
+func transferWith(b *bench, is6 bool, pod host, size int64) {
 	b.Helper()
 	at := netip.AddrPortFrom(b.lab.Remote.Addr(is6), transferPort)
 	listener, err := b.namespace(outside).Listen(b.Context(), tcp, at)
@@ -34,7 +35,7 @@ func transferWith(b *bench, is6 bool, pod host) {
 	}
 	defer listener.Close()
 	served := make(chan error, 1)
-	go func() { served <- serveTransfer(listener) }()
+	go func() { served <- serveTransfer(listener, size) }()
 	conn, err := b.namespace(pod).DialContext(b.Context(), tcp, netip.AddrPort{}, at.String())
 	if err != nil {
 		b.Fatal(err)
@@ -43,7 +44,7 @@ func transferWith(b *bench, is6 bool, pod host) {
 	if err := conn.SetDeadline(time.Now().Add(transferTimeout)); err != nil {
 		b.Fatal(err)
 	}
-	if err := errors.Join(sendData(conn, 1), receiveData(conn, 2)); err != nil {
+	if err := errors.Join(sendData(conn, 1, size), receiveData(conn, 2, size)); err != nil {
 		b.Errorf("in the pod: %v", err)
 	}
 	conn.Close()
@@ -52,7 +53,7 @@ func transferWith(b *bench, is6 bool, pod host) {
 	}
 }
 
-func serveTransfer(listener net.Listener) error {
+func serveTransfer(listener net.Listener, size int64) error {
 	conn, err := listener.Accept()
 	if err != nil {
 		return err
@@ -61,27 +62,27 @@ func serveTransfer(listener net.Listener) error {
 	if err := conn.SetDeadline(time.Now().Add(transferTimeout)); err != nil {
 		return err
 	}
-	return errors.Join(receiveData(conn, 1), sendData(conn, 2))
+	return errors.Join(receiveData(conn, 1, size), sendData(conn, 2, size))
 }
 
 // data is the same for both ends and has no two parts alike.
-func data(seed byte) io.Reader {
-	return io.LimitReader(rand.NewChaCha8([32]byte{seed}), transferSize)
+func data(seed byte, size int64) io.Reader {
+	return io.LimitReader(rand.NewChaCha8([32]byte{seed}), size)
 }
 
-func sendData(conn net.Conn, seed byte) error {
-	if _, err := io.Copy(conn, data(seed)); err != nil {
+func sendData(conn net.Conn, seed byte, size int64) error {
+	if _, err := io.Copy(conn, data(seed, size)); err != nil {
 		return fmt.Errorf("send: %w", err)
 	}
 	return nil
 }
 
-func receiveData(conn net.Conn, seed byte) error {
+func receiveData(conn net.Conn, seed byte, size int64) error {
 	got, want := sha256.New(), sha256.New()
-	if _, err := io.Copy(want, data(seed)); err != nil {
+	if _, err := io.Copy(want, data(seed, size)); err != nil {
 		return err
 	}
-	if n, err := io.CopyN(got, conn, transferSize); err != nil {
+	if n, err := io.CopyN(got, conn, size); err != nil {
 		return fmt.Errorf("receive after %d bytes: %w", n, err)
 	}
 	if !bytes.Equal(got.Sum(nil), want.Sum(nil)) {
