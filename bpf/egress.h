@@ -245,27 +245,27 @@ left_to_others(struct __sk_buff *skb, struct scratch *s,
 }
 
 /*
- * Packets that need no translation and can be of no flow, as most are: they do
- * not pay for the flows of others. VERDICT_UNDECIDED: it takes a closer look.
+ * The node's own packets that can be of no flow. With one address on the uplink
+ * they are known without their route. A connection that is under way has not
+ * been moved, as none has, and no pod has got its port since: it has a socket.
  */
-static __always_inline enum verdict
-left_alone(struct __sk_buff *skb, struct scratch *s, const enum family family,
-	   const struct uplink *uplink, bool keep, __u64 now)
+static __always_inline bool plainly_nodes_own(struct __sk_buff *skb,
+					      struct scratch *s,
+					      const enum family family,
+					      const struct uplink *uplink,
+					      __u64 now)
 {
+	const struct packet *pkt = &s->packet;
 	union address src;
 
-	if (is_closed(uplink, family))
-		return VERDICT_UNDECIDED;
-	if (keep)
-		return flows_to_exempt(family) ? VERDICT_UNDECIDED :
-						 VERDICT_KEEP_CIDR;
-	/* With one address, the node's own are known without their route. */
-	source(&s->packet, family, &src);
-	if (is_only_address(uplink, &src, family) &&
-	    !(s->packet.flags & PACKET_ERROR) && !flows_moved(family) &&
-	    nodes_own(skb, s, family, uplink, now))
-		return VERDICT_KEEP_NODE;
-	return VERDICT_UNDECIDED;
+	source(pkt, family, &src);
+	if (is_closed(uplink, family) ||
+	    !is_only_address(uplink, &src, family) ||
+	    pkt->flags & PACKET_ERROR || flows_moved(family))
+		return false;
+	if (pkt->proto == IPPROTO_TCP && !opens_tcp(pkt))
+		return true;
+	return nodes_own(skb, s, family, uplink, now);
 }
 
 #endif

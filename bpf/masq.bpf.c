@@ -35,21 +35,31 @@ const volatile struct {
 	struct event event;
 } contract;
 
-/* Reads the packet. VERDICT_UNDECIDED: it is one for us. */
-static __always_inline enum verdict
-read_packet(struct __sk_buff *skb, struct packet *pkt, const enum family family,
-	    const struct uplink *uplink, const enum direction direction,
-	    __u64 now)
+/* Reads where the packet goes. VERDICT_UNDECIDED: it may be one for us. */
+static __always_inline enum verdict read_network(struct __sk_buff *skb,
+						 struct packet *pkt,
+						 const enum family family,
+						 const struct uplink *uplink)
 {
 	enum verdict verdict;
 
 	if (of_vlan(skb))
 		return VERDICT_FOREIGN;
 	__builtin_memset(pkt, 0, sizeof(*pkt));
-	verdict = parse(skb, pkt, family, link_header_len(skb, uplink));
+	verdict = parse_network(skb, pkt, family, link_header_len(skb, uplink));
 	if (verdict)
 		return verdict;
-	if (exempt(pkt, family))
+	return exempt_address(pkt, family) ? VERDICT_EXEMPT : VERDICT_UNDECIDED;
+}
+
+/* Reads the rest. VERDICT_UNDECIDED: it is one for us. */
+static __always_inline enum verdict
+read_transport(struct __sk_buff *skb, struct packet *pkt,
+	       const enum family family, const struct uplink *uplink,
+	       const enum direction direction, __u64 now)
+{
+	parse_transport(skb, pkt, family);
+	if (exempt_message(pkt, family))
 		return VERDICT_EXEMPT;
 	if (direction == DIRECTION_EGRESS && foreign_source_mac(skb, uplink))
 		return VERDICT_FOREIGN;
@@ -62,26 +72,32 @@ static __always_inline enum verdict egress_verdict(struct __sk_buff *skb,
 {
 	const struct uplink *uplink = this_uplink();
 	struct scratch *s = this_scratch();
-	__u64 now = clock_ns();
 	enum verdict verdict;
 	struct packet *pkt;
 	union address dst;
 	bool keep;
+	__u64 now;
 
 	if (!uplink || !s)
 		return VERDICT_NOT_IP;
 	if (came_fast(skb))
 		return VERDICT_FAST_PATH;
 	pkt = &s->packet;
-	s->ended = false;
-	verdict = read_packet(skb, pkt, family, uplink, DIRECTION_EGRESS, now);
+	verdict = read_network(skb, pkt, family, uplink);
 	if (verdict)
 		return verdict;
 	destination(pkt, family, &dst);
 	keep = cidr_keeps(&dst, family);
-	verdict = left_alone(skb, s, family, uplink, keep, now);
+	if (keep && exempt_is_all(uplink, family))
+		return VERDICT_KEEP_CIDR;
+	now = clock_ns();
+	verdict =
+		read_transport(skb, pkt, family, uplink, DIRECTION_EGRESS, now);
 	if (verdict)
 		return verdict;
+	s->ended = false;
+	if (!keep && plainly_nodes_own(skb, s, family, uplink, now))
+		return VERDICT_KEEP_NODE;
 	if (pkt->flags & PACKET_ERROR)
 		verdict = family == FAMILY_V4 ? error_leaves_v4(skb) :
 						error_leaves_v6(skb);
@@ -105,14 +121,19 @@ static __always_inline enum verdict ingress_verdict(struct __sk_buff *skb,
 {
 	const struct uplink *uplink = this_uplink();
 	struct scratch *s = this_scratch();
-	__u64 now = clock_ns();
 	enum verdict verdict;
 	struct packet *pkt;
+	__u64 now;
 
 	if (!uplink || !s)
 		return VERDICT_NOT_IP;
 	pkt = &s->packet;
-	verdict = read_packet(skb, pkt, family, uplink, DIRECTION_INGRESS, now);
+	verdict = read_network(skb, pkt, family, uplink);
+	if (verdict)
+		return verdict;
+	now = clock_ns();
+	verdict = read_transport(skb, pkt, family, uplink, DIRECTION_INGRESS,
+				 now);
 	if (verdict)
 		return verdict;
 	if (pkt->flags & PACKET_ERROR)

@@ -111,20 +111,13 @@ static __always_inline enum verdict parse_v6(struct __sk_buff *skb,
 	return VERDICT_UNDECIDED;
 }
 
-static __always_inline enum verdict parse(struct __sk_buff *skb,
-					  struct packet *pkt,
-					  const enum family family,
-					  __u32 l2_len)
+static __always_inline enum verdict parse_network(struct __sk_buff *skb,
+						  struct packet *pkt,
+						  const enum family family,
+						  __u32 l2_len)
 {
-	enum verdict verdict;
-
 	pkt->l3 = l2_len;
-	verdict = family == FAMILY_V4 ? parse_v4(skb, pkt) : parse_v6(skb, pkt);
-	if (verdict)
-		return verdict;
-	if (!(pkt->flags & PACKET_MALFORMED))
-		parse_transport(skb, pkt, family);
-	return VERDICT_UNDECIDED;
+	return family == FAMILY_V4 ? parse_v4(skb, pkt) : parse_v6(skb, pkt);
 }
 
 #endif

@@ -25,6 +25,7 @@ static __always_inline bool is_closed(const struct uplink *uplink,
 	       (family == FAMILY_V4 ? UPLINK_CLOSED_V4 : UPLINK_CLOSED_V6);
 }
 
+/* Addresses that are never touched, in either direction. */
 static __always_inline bool exempt_v4(const struct packet *pkt)
 {
 	const struct tuple_v4 *t = &pkt->tuple.v4;
@@ -41,13 +42,12 @@ static __always_inline bool exempt_v4(const struct packet *pkt)
  * The node's own DHCP client renews from its address and port 68, and would
  * not know another (RFC 2131 section 4.4.5).
  */
-static __always_inline bool dhcp_client(const struct packet *pkt,
-					const enum family family)
+static __always_inline bool dhcp_client(const struct packet *pkt)
 {
 	const struct tuple_v4 *t = &pkt->tuple.v4;
 	const enum node_address *kind;
 
-	if (family != FAMILY_V4 || pkt->proto != IPPROTO_UDP ||
+	if (pkt->proto != IPPROTO_UDP ||
 	    t->sport != bpf_htons(DHCP_CLIENT_PORT) ||
 	    t->dport != bpf_htons(DHCP_SERVER_PORT))
 		return false;
@@ -77,18 +77,23 @@ static __always_inline bool exempt_v6(const struct packet *pkt)
 	/* Multicast, ff00::/8. */
 	if ((t->daddr[0] & bpf_htonl(0xff000000)) == bpf_htonl(0xff000000))
 		return true;
-	if (link_scope_v6(t->saddr) || link_scope_v6(t->daddr))
-		return true;
-	return pkt->proto == IPPROTO_ICMPV6 &&
-	       neighbour_message(pkt->icmp_type);
+	return link_scope_v6(t->saddr) || link_scope_v6(t->daddr);
 }
 
-/* Kinds that are never touched, in either direction. */
-static __always_inline bool exempt(const struct packet *pkt,
-				   const enum family family)
+static __always_inline bool exempt_address(const struct packet *pkt,
+					   const enum family family)
 {
-	return (family == FAMILY_V4 ? exempt_v4(pkt) : exempt_v6(pkt)) ||
-	       dhcp_client(pkt, family);
+	return family == FAMILY_V4 ? exempt_v4(pkt) : exempt_v6(pkt);
+}
+
+/* Messages that are never touched, in either direction. */
+static __always_inline bool exempt_message(const struct packet *pkt,
+					   const enum family family)
+{
+	if (family == FAMILY_V4)
+		return dhcp_client(pkt);
+	return pkt->proto == IPPROTO_ICMPV6 &&
+	       neighbour_message(pkt->icmp_type);
 }
 
 #define VLAN_ID_MASK 0x0fff

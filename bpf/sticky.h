@@ -9,6 +9,7 @@
  */
 
 #include "maps.h"
+#include "policy.h"
 
 /* Whether flows may be open towards destinations that are exempt by now. */
 static __always_inline bool flows_to_exempt(const enum family family)
@@ -17,6 +18,16 @@ static __always_inline bool flows_to_exempt(const enum family family)
 	const struct sticky *known = bpf_map_lookup_elem(&sticky, &index);
 
 	return !known || known->exempt;
+}
+
+/*
+ * Whether a packet to an exempt destination stays as it is, whatever is behind
+ * its addresses: no flow goes there.
+ */
+static __always_inline bool exempt_is_all(const struct uplink *uplink,
+					  const enum family family)
+{
+	return !is_closed(uplink, family) && !flows_to_exempt(family);
 }
 
 /* Whether flows of the node's own may be open that were moved. */

@@ -54,7 +54,32 @@ func TestFlowsOlderThanTheExemption(t *testing.T) {
 			}),
 			leaves(p, keepCIDR),
 		}
+	}}, {name: "errors from an exempt router are about other flows", trap: 15, steps: func(h hosts) []step {
+		p := udp(h.pod, 40000, h.remote, 53)
+		outside := p.from(h.node, 40000)
+		in, out := h.icmpError(h.router, h.node, h.exceeded, 0, outside, -1), h.icmpError(h.router, h.pod, h.exceeded, 0, p, -1)
+		return []step{
+			do(func(d *datapath) { d.cidr(host(h.router), MasqCidrVerdictCIDR_KEEP) }),
+			leaves(p, opened, outside),
+			arrives(in, icmpError, out),
+			arrives(udp(h.router, 53, h.node, 40000), noFlow),
+		}
 	}}})
+}
+
+// The node's own connections are looked up among the flows when they open. After
+// that their sockets keep pods from their ports, so that they pay for no lookup
+// while none has been moved.
+func TestNodesOwnConnectionsUnderWay(t *testing.T) {
+	d := borrow(t, config{})
+	for _, h := range families {
+		d.forget(t, config{})
+		p, own := tcp(h.pod, 40000, h.remote, 80, "S"), tcp(h.node, 40000, h.remote, 80, "S")
+		d.take("pod", leaves(p, opened, own))
+		d.take("not looked up", leaves(own.withFlags("A"), keepNode))
+		moved := d.open(own)
+		d.take("moved when it opens", leaves(own.withFlags("A"), translated, moved.withFlags("A")))
+	}
 }
 
 // A flow of the node's own that was moved stays so when what it clashed with is

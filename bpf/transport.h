@@ -297,7 +297,7 @@ static __always_inline void parse_transport(struct __sk_buff *skb,
 					    struct packet *pkt,
 					    const enum family family)
 {
-	if (pkt->flags & PACKET_LATER)
+	if (pkt->flags & (PACKET_LATER | PACKET_MALFORMED))
 		return;
 	if (is_icmp(pkt, family)) {
 		parse_icmp(skb, pkt, family);
