@@ -349,6 +349,14 @@ func TestPacketsThatCannotOpenAFlow(t *testing.T) {
 			p := tcp(h.pod, 40000, h.remote, 80, flags)
 			return leaves(p, opened, p.from(h.node, 40000))
 		}))
+		strict := config{strictTCP: true}
+		rows = append(rows, single("with nf_conntrack_tcp_loose off, flags "+flags, 4, func(h hosts) step {
+			p := tcp(h.pod, 40000, h.remote, 80, flags)
+			if flags[0] == 'A' {
+				return leaves(p, dropInvalid)
+			}
+			return leaves(p, opened, p.from(h.node, 40000))
+		}).with(strict))
 	}
 	runTable(t, rows)
 }

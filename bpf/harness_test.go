@@ -60,6 +60,7 @@ const (
 type config struct {
 	randomFully bool
 	passInvalid bool
+	strictTCP   bool // nf_conntrack_tcp_loose is off
 	noIPv6      bool
 	ctLookup    bool
 	ctinfo      bool
@@ -138,6 +139,7 @@ func spec(t testing.TB, c config) *ebpf.CollectionSpec {
 		MasqVarCfgIpv6:        !c.noIPv6,
 		MasqVarCfgRandomFully: c.randomFully,
 		MasqVarCfgDropInvalid: !c.passInvalid,
+		MasqVarCfgTcpLoose:    !c.strictTCP,
 		MasqVarCfgDirect:      !c.noDirect,
 		MasqVarCfgCtinfo:      c.ctinfo,
 		MasqVarCfgCtLookup:    c.ctLookup,

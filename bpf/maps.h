@@ -17,6 +17,7 @@ const volatile __u32 cfg_slot; /* index into uplinks */
 const volatile bool cfg_ipv6;
 const volatile bool cfg_random_fully;
 const volatile bool cfg_drop_invalid;
+const volatile bool cfg_tcp_loose; /* nf_conntrack_tcp_loose */
 const volatile bool cfg_direct; /* the packet is readable without helpers */
 const volatile bool cfg_ctinfo; /* struct sk_buff is readable: see kernel.h */
 const volatile bool cfg_coarse_clock; /* bpf_ktime_get_coarse_ns() is there */

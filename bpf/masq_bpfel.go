@@ -531,6 +531,7 @@ const (
 	MasqVarCfgIpv6        = "cfg_ipv6"
 	MasqVarCfgRandomFully = "cfg_random_fully"
 	MasqVarCfgSlot        = "cfg_slot"
+	MasqVarCfgTcpLoose    = "cfg_tcp_loose"
 	MasqVarContract       = "contract"
 )
 
@@ -637,6 +638,7 @@ type MasqVariableSpecs struct {
 	CfgIpv6        *ebpf.VariableSpec `ebpf:"cfg_ipv6"`
 	CfgRandomFully *ebpf.VariableSpec `ebpf:"cfg_random_fully"`
 	CfgSlot        *ebpf.VariableSpec `ebpf:"cfg_slot"`
+	CfgTcpLoose    *ebpf.VariableSpec `ebpf:"cfg_tcp_loose"`
 	Contract       *ebpf.VariableSpec `ebpf:"contract"`
 }
 
@@ -742,6 +744,7 @@ type MasqVariables struct {
 	CfgIpv6        *ebpf.Variable `ebpf:"cfg_ipv6"`
 	CfgRandomFully *ebpf.Variable `ebpf:"cfg_random_fully"`
 	CfgSlot        *ebpf.Variable `ebpf:"cfg_slot"`
+	CfgTcpLoose    *ebpf.Variable `ebpf:"cfg_tcp_loose"`
 	Contract       *ebpf.Variable `ebpf:"contract"`
 }
 

@@ -215,8 +215,8 @@ static __always_inline bool is_only_address(const struct uplink *uplink,
 }
 
 /*
- * Whether the packet can be a flow's first, as conntrack has it with
- * nf_conntrack_tcp_loose on: a bare ACK picks up a connection in the middle.
+ * Whether the packet can be a flow's first, as conntrack has it (tcp_new()): a
+ * bare ACK picks up a connection in the middle, if that is wanted.
  */
 static __always_inline bool may_open(const struct packet *pkt,
 				     const enum family family)
@@ -225,7 +225,7 @@ static __always_inline bool may_open(const struct packet *pkt,
 		return false;
 	if (pkt->proto == IPPROTO_TCP)
 		return pkt->tcp_flags == TCP_FLAG_SYN_BIT ||
-		       pkt->tcp_flags == TCP_FLAG_ACK_BIT;
+		       (cfg_tcp_loose && pkt->tcp_flags == TCP_FLAG_ACK_BIT);
 	return !is_icmp(pkt, family) || pkt->flags & PACKET_QUERY;
 }
 

@@ -63,6 +63,7 @@ type Datapath struct {
 	mu       sync.Mutex // guards what follows against Status and Stats
 	features features
 	tracking bool             // nf_conntrack was there when features were probed
+	loose    bool             // as nf_conntrack_tcp_loose was then
 	ending6  bool             // IPv6 is off, but flows of an agent before us go on
 	uplinks  map[int]*uplink  // by interface index
 	usable   map[outside]bool // where flows may live
@@ -117,7 +118,7 @@ func New(opts Options) (*Datapath, error) {
 // prepare makes the parts of d that must be given back.
 func (d *Datapath) prepare() (err error) {
 	types := btf.NewCache()
-	d.tracking = isTracking()
+	d.tracking, d.loose = isTracking(), isLoose()
 	d.features = probe(d.spec, types)
 	d.log.Info("kernel features", "features", d.features)
 	if err := d.checkPerfmon(types); err != nil {

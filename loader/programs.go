@@ -46,6 +46,7 @@ func (d *Datapath) constants(slot uint32) map[string]any {
 		bpf.MasqVarCfgIpv6:        d.opts.IPv6 || d.ending6,
 		bpf.MasqVarCfgRandomFully: d.opts.RandomFully,
 		bpf.MasqVarCfgDropInvalid: d.opts.DropInvalid,
+		bpf.MasqVarCfgTcpLoose:    d.loose,
 		bpf.MasqVarCfgCoarseClock: d.features.CoarseClock,
 		bpf.MasqVarCfgDirect:      d.features.Direct,
 		bpf.MasqVarCfgCtinfo:      d.features.CTInfo,

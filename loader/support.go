@@ -95,17 +95,23 @@ func isTracking() bool {
 	return err == nil
 }
 
+// isLoose reports whether conntrack picks up TCP connections in the middle, as
+// it does by default.
+func isLoose() bool {
+	text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_loose")
+	return err != nil || strings.TrimSpace(string(text)) != "0"
+}
+
 // syncFeatures probes again when nf_conntrack has come or gone, and replaces the
-// programs if that makes a difference.
+// programs if that, or what conntrack was told, makes a difference.
 func (d *Datapath) syncFeatures() error {
-	tracking := isTracking()
-	if tracking == d.tracking {
-		return nil
+	now, tracking, loose := d.features, isTracking(), isLoose()
+	if tracking != d.tracking {
+		now = probe(d.spec, nil)
 	}
-	now := probe(d.spec, nil)
-	if now != d.features {
-		d.features = now
-		d.log.Info("kernel features changed", "features", now)
+	if now != d.features || loose != d.loose {
+		d.features, d.loose = now, loose
+		d.log.Info("kernel features changed", "features", now, "nf_conntrack_tcp_loose", loose)
 		for _, u := range d.uplinks {
 			if err := d.replacePrograms(u); err != nil {
 				return fmt.Errorf("%s: %w", u.Name, err)

@@ -4,8 +4,11 @@ package parity
 
 import (
 	"context"
+	"errors"
 	"net/netip"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -23,6 +26,7 @@ func TestDeviations(t *testing.T) {
 	}{
 		{name: "port of a flow that was moved before", scenario: movedPort},
 		{name: "NOTRACK", scenario: untracked},
+		{name: "TCP under way, with nf_conntrack_tcp_loose off", scenario: strictTCP},
 		{name: "route by fwmark", scenario: routedByMark},
 		{name: "macvlan child keeps its source", only4: true, scenario: macvlanChild},
 		{name: "frames of a bridge that pass netfilter", only4: true, scenario: bridgedFrames},
@@ -96,6 +100,37 @@ func untracked(b *bench, is6 bool) {
 	}
 	b.Cleanup(func() { b.remove("inet untracked") })
 	b.checkSource(is6, lab.UDP, either(b, b.own(podA), b.lab.Addresses.Node).Addr(is6))
+}
+
+// strictTCP: neither datapath picks up a connection in the middle then.
+func strictTCP(b *bench, is6 bool) {
+	const knob = "net/netfilter/nf_conntrack_tcp_loose"
+	set := func(value string) {
+		b.Helper()
+		if err := errors.Join(b.lab.Node.Sysctl(knob, value), b.subject.agent.Signal(syscall.SIGHUP)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	picksUp := func() bool {
+		mark := b.send(podA, is6, segment(lab.ACK))
+		b.await(b.send(podA, is6, lab.UDP))
+		return len(b.onWire(mark)) > 0
+	}
+	await := func(want bool) {
+		b.Helper()
+		for deadline := time.Now().Add(settleTime); picksUp() != want; {
+			if time.Now().After(deadline) {
+				b.Fatalf("picked up in the middle: %v", !want)
+			}
+		}
+	}
+	set("0")
+	defer func() {
+		set("1")
+		await(true)
+	}()
+	await(false)
+	b.checkSource(is6, segment(lab.SYN), b.lab.Addresses.Node.Addr(is6))
 }
 
 func (b *bench) remove(table string) {

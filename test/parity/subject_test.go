@@ -59,6 +59,7 @@ type subject struct {
 	lab     *lab.Lab
 	variant variant
 	config  string
+	agent   *lab.Agent // nil: upstream's rules
 	ruled   bool // the upstream rules have their jumps
 }
 
@@ -74,7 +75,7 @@ func startSubject(t *testing.T, l *lab.Lab, v variant, s settings) *subject {
 			t.Fatal(err)
 		}
 	}
-	lab.StartAgent(t, l.Node,
+	sub.agent = lab.StartAgent(t, l.Node,
 		"--datapath="+v.subject,
 		fmt.Sprintf("--fast-path=%t", v.fastPath),
 		"--config="+sub.config,
