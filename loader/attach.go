@@ -76,7 +76,12 @@ func (d *Datapath) attachTo(u *uplink) error {
 		return err
 	}
 	takenOver := d.goOnTakingOver(begin)
-	err = d.attachAll(u)
+	err = d.attachAll(u, func() error {
+		begin := monotonic()
+		err := takenOver()
+		takenOver = d.goOnTakingOver(begin)
+		return err
+	})
 	return errors.Join(err, takenOver())
 }
 
@@ -85,8 +90,9 @@ func (d *Datapath) attachTo(u *uplink) error {
 // Programs that have the flows in other maps than those of before cannot be
 // replaced one by one: after the first step, replies would come to a program that
 // does not know their flows, for good if the agent is killed there. So both
-// ingress programs run until the egress program is replaced.
-func (d *Datapath) attachAll(u *uplink) error {
+// ingress programs run until the egress program is replaced, and takeAll has
+// copied what it opened last.
+func (d *Datapath) attachAll(u *uplink, takeAll func() error) error {
 	order, second := directions(), secondIngress()
 	apart := len(d.maps.before) > 0 || isAttached(d.opts.PinPath, u.Index, second)
 	if apart {
@@ -101,6 +107,11 @@ func (d *Datapath) attachAll(u *uplink) error {
 			return fmt.Errorf("attach %s: %w", dir.program, err)
 		}
 		u.hooks = append(u.hooks, h)
+		if apart && dir.program == bpf.MasqProgMasqEgress {
+			if err := takeAll(); err != nil {
+				return err
+			}
+		}
 	}
 	if !apart {
 		return nil
