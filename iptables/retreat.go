@@ -23,7 +23,13 @@ type Retreat struct {
 	chains   bool                    // there are some that have to go
 	open     map[connection]struct{} // that netfilter translated when the jumps went
 	warnings []string
+	done     bool
+	idle     int // steps since then, or since the last look
 }
+
+// idleSteps is how many steps pass, once all is done, until one looks whether an
+// agent that runs has put its rules back: listing tables costs some milliseconds.
+const idleSteps = 5
 
 // connection is what conntrack knows one by.
 type connection struct {
@@ -40,10 +46,14 @@ func NewRetreat(options Options) (*Retreat, error) {
 }
 
 // Step goes as far as is possible now. It gives the number of connections that
-// netfilter translates still, for which it is to be called again; 0: there is
-// nothing left to do. What others made and what stands in the way is among the
-// warnings.
+// netfilter translates still; 0: there is nothing left to do but to look, now and
+// then, who else is there. What others made and what stands in the way is among
+// the warnings.
 func (r *Retreat) Step(ctx context.Context) (connections int, warnings []string, err error) {
+	if r.done {
+		err := r.watch(ctx)
+		return 0, r.warnings, err
+	}
 	if !r.unhooked {
 		r.warnings = nil
 		if err := r.each(func(t tool) error { return r.unhook(ctx, t) }); err != nil {
@@ -52,6 +62,7 @@ func (r *Retreat) Step(ctx context.Context) (connections int, warnings []string,
 		r.unhooked = true
 	}
 	if !r.chains {
+		r.done = true
 		return 0, r.warnings, nil
 	}
 	if err := r.look(); err != nil {
@@ -61,7 +72,41 @@ func (r *Retreat) Step(ctx context.Context) (connections int, warnings []string,
 	if len(r.open) > 0 {
 		return len(r.open), r.warnings, nil
 	}
-	return 0, r.warnings, r.each(func(t tool) error { return r.remove(ctx, t) })
+	err = r.each(func(t tool) error { return r.remove(ctx, t) })
+	r.done = err == nil
+	return 0, r.warnings, err
+}
+
+// watch names the chains that others have put back, and forgets those that are
+// gone. It removes nothing: their agent would only put it back once more.
+func (r *Retreat) watch(ctx context.Context) error {
+	if r.idle++; r.idle < idleSteps {
+		return nil
+	}
+	r.idle, r.warnings = 0, nil
+	return r.each(func(t tool) error { return r.name(ctx, t) })
+}
+
+// name has warnings say which chains masquerade before the programs.
+func (r *Retreat) name(ctx context.Context, t tool) error {
+	if !t.registered(tableNAT) {
+		return nil
+	}
+	table, err := t.listTable(ctx, tableNAT)
+	if err != nil {
+		return err
+	}
+	for _, c := range r.ours(table) {
+		now, err := t.read(ctx, c)
+		if err != nil {
+			return err
+		}
+		if !c.unhook(now).empty() {
+			r.warnOf(t, c.name)
+		}
+	}
+	r.warnOfSiblings(t, table)
+	return nil
 }
 
 // each calls f for all tools whose nat table exists.
@@ -158,7 +203,7 @@ func (r *Retreat) warnOfSiblings(t tool, table map[string]listed) {
 }
 
 func (r *Retreat) warnOf(t tool, chain string) {
-	r.warn(fmt.Sprintf("chain %s (%s, %s backend) of another agent masquerades by its own list, before the programs: remove it", chain, t.family, t.mode))
+	r.warn(fmt.Sprintf("chain %s (%s, %s backend) of another agent masquerades by its own list, before the programs: end that agent, or remove the chain", chain, t.family, t.mode))
 }
 
 func (r *Retreat) warn(text string) {

@@ -31,7 +31,7 @@ const closed = uint8(bpf.MasqUplinkFlagUPLINK_CLOSED_V4 | bpf.MasqUplinkFlagUPLI
 // It gives the number of flows that go on, for which it is to be called again.
 // With none left, all that the datapath made is taken away, as by Cleanup.
 //
-// It loads no program, so that from Linux 6.4 on, where maps can be opened
+// It loads no program, so that from Linux 6.1 on, where maps can be opened
 // without CAP_BPF, it works with the rights of the iptables datapath. Where it
 // does not, the error is os.ErrPermission.
 func Drain(opts Options, network *route.Snapshot) (flows int, err error) {

@@ -167,7 +167,7 @@ func giveWayIPTables(o *options, log *slog.Logger) retreat {
 			return agent.Retirement{}, err
 		}
 		left, warnings, err := r.Step(ctx)
-		return agent.Retirement{Gone: left == 0, Drain: drainOf(left), Warnings: warnings}, err
+		return agent.Retirement{Drain: drainOf(left), Warnings: warnings}, err // others may come back
 	}
 }
 

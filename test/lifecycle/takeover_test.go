@@ -76,7 +76,7 @@ func (n *node) limited() *lab.Output {
 }
 
 // The classic agent's rights are enough to drain where maps can be opened
-// without CAP_BPF (6.4).
+// without CAP_BPF (6.1).
 func TestDrainWithTheClassicRights(t *testing.T) {
 	n := newNode(t, lab.Options{})
 	n.drainTimeouts()
@@ -167,6 +167,39 @@ func TestForeignChainOfOurName(t *testing.T) {
 	}
 	if after := n.rules(); withoutCounters(after) != withoutCounters(before) {
 		t.Errorf("changed:\n%s", after)
+	}
+}
+
+// A classic agent that goes on beside ours puts back what we removed. It is named
+// and not fought, until it ends.
+func TestClassicAgentThatRuns(t *testing.T) {
+	n := newNode(t, lab.Options{})
+	n.write("nonMasqueradeCIDRs: [10.0.0.0/8]\nresyncInterval: 1s")
+	rules := []string{
+		"-N IP-MASQ-AGENT", `-A IP-MASQ-AGENT -m comment --comment "ip-masq-agent: outbound traffic is subject to MASQUERADE (must be last in chain)" -j MASQUERADE`,
+		`-A POSTROUTING -m comment --comment "ip-masq-agent: ensure nat POSTROUTING directs all non-LOCAL destination traffic to our custom IP-MASQ-AGENT chain" -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT`,
+	}
+	sync := func() {
+		t.Helper()
+		for _, rule := range rules {
+			n.run("bash", "-c", "iptables-nft -t nat "+rule)
+		}
+	}
+	sync()
+	a := n.switchTo(nil, "ebpf")
+	gone := func() bool { return !strings.Contains(n.rules(), "IP-MASQ-AGENT") }
+	n.within(promptly, "no chain", gone)
+	sync()
+	named := func(text string) bool { return strings.Contains(text, "chain IP-MASQ-AGENT (ipv4, nft backend) of another agent") }
+	isNamed := func() bool { return slices.ContainsFunc(n.status().Warnings, named) }
+	n.within(30*time.Second, "the chain named", isNamed)
+	if gone() {
+		t.Error("it has been removed again")
+	}
+	n.run("bash", "-c", "iptables-nft -t nat -F POSTROUTING; iptables-nft -t nat -F IP-MASQ-AGENT; iptables-nft -t nat -X IP-MASQ-AGENT")
+	n.within(30*time.Second, "it forgotten", func() bool { return !isNamed() })
+	if log := a.Logs(); strings.Count(log, "IP-MASQ-AGENT (ipv4, nft backend) of another agent") != 1 || n.metric(a, "sync_errors_total") != 0 {
+		t.Errorf("log:\n%s", log)
 	}
 }
 
