@@ -4,8 +4,28 @@
 
 /* Choosing the outside address of a new flow. */
 
+#include <linux/errno.h>
+
 #include "maps.h"
 #include "packet.h"
+
+/* linux/bpf.h has it from 6.10 on, where the mark is that of smac. */
+#define FIB_LOOKUP_MARK (1U << 5)
+
+/* Asks for the route. Before 6.10 it is that of packets without a mark. */
+static __always_inline long route_out(struct __sk_buff *skb,
+				      struct bpf_fib_lookup *fib)
+{
+	__u32 mark = skb->mark;
+	long ret;
+
+	__builtin_memcpy(fib->smac, &mark, sizeof(mark));
+	ret = bpf_fib_lookup(skb, fib, sizeof(*fib),
+			     BPF_FIB_LOOKUP_OUTPUT | FIB_LOOKUP_MARK);
+	if (ret != -EINVAL)
+		return ret;
+	return bpf_fib_lookup(skb, fib, sizeof(*fib), BPF_FIB_LOOKUP_OUTPUT);
+}
 
 /*
  * Where the packet goes next on this uplink. Without a route the destination
@@ -27,7 +47,7 @@ static __always_inline __be32 next_hop_v4(struct __sk_buff *skb,
 	fib.tos = pkt->dscp;
 	fib.ipv4_src = pkt->tuple.v4.saddr;
 	fib.ipv4_dst = pkt->tuple.v4.daddr;
-	ret = bpf_fib_lookup(skb, &fib, sizeof(fib), BPF_FIB_LOOKUP_OUTPUT);
+	ret = route_out(skb, &fib);
 	/* The neighbour and the MTU are somebody else's business. */
 	if ((ret == BPF_FIB_LKUP_RET_SUCCESS ||
 	     ret == BPF_FIB_LKUP_RET_NO_NEIGH ||

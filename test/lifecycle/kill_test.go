@@ -18,6 +18,7 @@ import (
 type startUp struct {
 	name     string
 	before   string // the datapath that was there; empty: none
+	wasFast  bool   // with the fast path in use
 	datapath string
 	more     []string // flags
 	config   string   // that the start-up finds changed; empty: it is not
@@ -28,7 +29,7 @@ type startUp struct {
 const usualConfig, otherConfig = "nonMasqueradeCIDRs: [10.0.0.0/8]", "nonMasqueradeCIDRs: [10.0.0.0/9, 10.64.0.0/10, 192.168.0.0/16]"
 
 func startUps() []startUp {
-	size := []string{"--nat-table-size=4096"}
+	size, fast := []string{"--nat-table-size=4096"}, []string{"--fast-path"}
 	all := []startUp{
 		{name: "iptables, first", datapath: "iptables"},
 		{name: "iptables, other rules", before: "iptables", datapath: "iptables", more: []string{"--invalid=drop", "--to-ports=1024-65535"}, config: otherConfig},
@@ -40,6 +41,8 @@ func startUps() []startUp {
 		{name: "iptables to ebpf", before: "iptables", datapath: "ebpf"},
 		{name: "ebpf to iptables", before: "ebpf", datapath: "iptables"},
 		{name: "ebpf to iptables, nothing open", before: "ebpf", datapath: "iptables", idle: true},
+		{name: "ebpf, fast path", before: "ebpf", wasFast: true, datapath: "ebpf", more: fast},
+		{name: "ebpf, fast path ends", before: "ebpf", wasFast: true, datapath: "ebpf"},
 	}
 	if !long() {
 		return all
@@ -109,8 +112,8 @@ func closeAll(open []*lab.Conn) {
 // record gives the changes that the start-up makes.
 func (w *walk) record() (steps []string) {
 	w.t.Helper()
-	w.prepare()
 	w.listen()
+	w.prepare()
 	defer closeAll(w.connect())
 	if err := w.trace(func(what string) bool {
 		steps = append(steps, what)
@@ -132,6 +135,9 @@ func (w *walk) prepare() {
 		w.cleanup()
 		w.write(usualConfig)
 		w.once(w.before)
+	case w.wasFast:
+		w.write(usualConfig)
+		w.goFast()
 	case len(w.whole) == 0 || w.more != nil || w.startUp.config != "":
 		w.write(usualConfig)
 		w.once(w.before)
@@ -139,6 +145,19 @@ func (w *walk) prepare() {
 	if w.startUp.config != "" {
 		w.write(w.startUp.config)
 	}
+}
+
+// goFast leaves what an agent does that had packets take the fast path.
+func (w *walk) goFast() {
+	w.t.Helper()
+	a := lab.StartAgent(w.t, w.Node, w.flags(w.before, "--fast-path")...)
+	c := w.dial("tcp", w.tcp)
+	defer c.Close()
+	w.within(promptly, "a program at the pod's link", func() bool {
+		w.goesOn(c)
+		return len(w.fastPins()) > 0
+	})
+	a.Kill()
 }
 
 func (w *walk) trace(step func(string) bool) error {

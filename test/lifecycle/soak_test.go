@@ -36,7 +36,18 @@ func soakTime(t *testing.T) time.Duration {
 // at once and again that may happen to a node. Afterwards none of them was
 // harmed, nothing has leaked, and nothing has grown.
 func TestSoak(t *testing.T) {
-	s := &soak{node: newNode(t, lab.Options{})}
+	for name, flags := range map[string][]string{"stack": nil, "fast path": {"--fast-path"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			soakNode(t, flags)
+		})
+	}
+}
+
+// soakNode has flags in the ebpf datapath.
+func soakNode(t *testing.T, flags []string) {
+	t.Helper()
+	s := &soak{node: newNode(t, lab.Options{}), more: flags}
 	s.hurry()
 	s.start("ebpf")
 	s.forget()
@@ -54,12 +65,16 @@ func TestSoak(t *testing.T) {
 		t.Errorf("%d exchanges got no answer", lost)
 	}
 	s.wholePairs()
+	if fast := s.status().FastPath; fast.Enabled != (flags != nil) || flags != nil && fast.Packets == 0 {
+		t.Errorf("fast path %+v", fast)
+	}
 	t.Logf("%d connections, %d exchanges without an answer, %d rounds", load.opened.Load(), load.lost.Load(), s.round)
 }
 
 type soak struct {
 	*node
 	agent *lab.Agent
+	more  []string // flags of the ebpf datapath
 	round int
 	sizes []size // at the end of rounds
 }
@@ -69,7 +84,11 @@ type size struct{ resident, descriptors int }
 
 func (s *soak) start(datapath string) {
 	s.t.Helper()
-	s.agent = lab.StartAgent(s.t, s.Node, s.flags(datapath, "--invalid=drop")...)
+	flags := s.flags(datapath, "--invalid=drop")
+	if datapath == "ebpf" {
+		flags = append(flags, s.more...)
+	}
+	s.agent = lab.StartAgent(s.t, s.Node, flags...)
 }
 
 // hold opens a connection that exchanges something all the time, until the end
@@ -98,7 +117,7 @@ func (s *soak) hold(network string) {
 // neither is to be what limits the load.
 func (s *soak) hurry() {
 	s.t.Helper()
-	for name, seconds := range map[string]string{"tcp_timeout_time_wait": "3", "udp_timeout": "5"} {
+	for name, seconds := range map[string]string{"tcp_timeout_time_wait": "3", "udp_timeout": "5", "tcp_be_liberal": "1"} {
 		if err := s.Node.Sysctl("net/netfilter/nf_conntrack_"+name, seconds); err != nil {
 			s.t.Fatal(err)
 		}

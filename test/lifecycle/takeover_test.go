@@ -190,7 +190,9 @@ func TestClassicAgentThatRuns(t *testing.T) {
 	gone := func() bool { return !strings.Contains(n.rules(), "IP-MASQ-AGENT") }
 	n.within(promptly, "no chain", gone)
 	sync()
-	named := func(text string) bool { return strings.Contains(text, "chain IP-MASQ-AGENT (ipv4, nft backend) of another agent") }
+	named := func(text string) bool {
+		return strings.Contains(text, "chain IP-MASQ-AGENT (ipv4, nft backend) of another agent")
+	}
 	isNamed := func() bool { return slices.ContainsFunc(n.status().Warnings, named) }
 	n.within(30*time.Second, "the chain named", isNamed)
 	if gone() {

@@ -60,7 +60,7 @@ type subject struct {
 	variant variant
 	config  string
 	agent   *lab.Agent // nil: upstream's rules
-	ruled   bool // the upstream rules have their jumps
+	ruled   bool       // the upstream rules have their jumps
 }
 
 func startSubject(t *testing.T, l *lab.Lab, v variant, s settings) *subject {
