@@ -41,7 +41,7 @@ func connection(t *testing.T, p, became packet) {
 	})
 }
 
-// Where conntrack can be asked, it knows replies without our notes.
+// Trap 69: where conntrack can be asked, it knows replies without our notes.
 func TestConntrackIsAsked(t *testing.T) {
 	c := config{ctLookup: true}
 	tests := []struct {

@@ -69,6 +69,7 @@ func TestExemptKindsAreLeftAlone(t *testing.T) {
 	runTable(t, rows)
 }
 
+// Trap 34: what has a label in front is not read as something else.
 func TestNotOurFrames(t *testing.T) {
 	d := borrow(t, config{})
 	frame := udp(v4.pod, 40000, v4.remote, 53).withBody(make([]byte, 40)).frame()

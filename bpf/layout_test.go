@@ -83,7 +83,7 @@ func TestVerdictsAreNumberedWithoutGaps(t *testing.T) {
 	}
 }
 
-// What pinned maps of this layout hold. A size that changes needs a new layout
+// What pinned maps of this layout hold (trap 70: no padding that nobody sees). A size that changes needs a new layout
 // number, or the agent that comes after reads nonsense.
 func TestSizesOfKeysAndValues(t *testing.T) {
 	want := map[string][2]uint32{

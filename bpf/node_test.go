@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Traps 64 and 65: what others have masqueraded, and tunnels, take no entry.
 func TestNodesOwnPacketsStay(t *testing.T) {
 	runTable(t, []row{{name: "kept without state", trap: 65, steps: func(h hosts) []step {
 		return []step{

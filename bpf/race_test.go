@@ -108,7 +108,7 @@ func raceTurns() int {
 	return 3000
 }
 
-// Two pods want the same outside tuple at the same time, 10^5 times in all, and
+// Trap 13: two pods want the same outside tuple at the same time, 10^5 times in all, and
 // 10^6 times in the long form: the NOEXIST insert decides.
 func TestRaceForOneTuple(t *testing.T) {
 	const turns = 50000 // each with another port of the remote
@@ -151,6 +151,7 @@ func raceForOneTuple(t *testing.T, h hosts, turns int) {
 	}
 }
 
+// Trap 14: a flow has two first packets, and one translation.
 func TestRaceToOpenOneFlow(t *testing.T) {
 	turns := raceTurns()
 	for _, h := range families {

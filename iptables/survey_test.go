@@ -18,6 +18,7 @@ func ours(before, after string) map[string]listed {
 		"-A " + testChain + " " + chain.rules[0] + "\n")
 }
 
+// Trap 60: whoever masquerades before us is named.
 func TestObstacles(t *testing.T) {
 	const kubeProxy = "-A POSTROUTING -m comment --comment \"kubernetes postrouting rules\" -j KUBE-POSTROUTING\n" +
 		"-A KUBE-POSTROUTING -m set --match-set KUBE-LOOP-BACK dst,dst,src -j MASQUERADE\n" +

@@ -65,7 +65,7 @@ func TestAttachedAgain(t *testing.T) {
 	}
 }
 
-// Programs of others run on, before ours and behind, and are told of.
+// Trap 61: programs of others run on, before ours and behind, and are told of.
 func TestForeignPrograms(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, lab.Options{}, testOptions4(t))

@@ -15,7 +15,7 @@ import (
 	"ip-masq-agent/internal/route"
 )
 
-// Flows of an address that is removed end at once, and new ones use what is
+// Trap 38: flows of an address that is removed end at once, and new ones use what is
 // there now (law of nf_nat_masquerade.c).
 func TestAddressRemoved(t *testing.T) {
 	t.Parallel()

@@ -55,7 +55,7 @@ func (n *node) switchTo(a *lab.Agent, datapath string, more ...string) *lab.Agen
 	return lab.StartAgent(n.t, n.Node, n.flags(datapath, more...)...)
 }
 
-// Connections that exchange something all the time, and others that come and go,
+// Trap 59: connections that exchange something all the time, and others that come and go,
 // notice nothing of a node that goes to ebpf and back: none is reset, none is seen
 // from elsewhere, none shares an outside tuple, nothing leaks, with conntrack on
 // for other reasons or not. What the datapath before has open it serves to the end.

@@ -28,6 +28,7 @@ func TestDeviations(t *testing.T) {
 		{name: "NOTRACK", scenario: untracked},
 		{name: "TCP under way, with nf_conntrack_tcp_loose off", scenario: strictTCP},
 		{name: "route by fwmark", scenario: routedByMark},
+		{name: "strict rp_filter", only4: true, scenario: strictPaths},
 		{name: "macvlan child keeps its source", only4: true, scenario: macvlanChild},
 		{name: "frames of a bridge that pass netfilter", only4: true, scenario: bridgedFrames},
 	}
@@ -173,6 +174,38 @@ func (b *bench) ip(args ...string) {
 	if _, err := b.lab.Node.Run(context.WithoutCancel(b.Context()), "ip", args...); err != nil {
 		b.Fatal(err)
 	}
+}
+
+// talks opens a connection from a pod, and goes on with it: the outside sees the
+// node all the time.
+func (b *bench) talks(proto string, is6 bool) {
+	b.Helper()
+	conn, err := b.namespace(podA).Dial(b.Context(), proto, netip.AddrPort{}, netip.AddrPortFrom(b.lab.Remote.Addr(is6), service))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer conn.Close()
+	for range 20 {
+		if seen, err := conn.Ask(); err != nil || seen != conn.Seen || seen.Addr() != b.lab.Addresses.Node.Addr(is6) {
+			b.Fatalf("%s: seen from %s, before from %s; %v", proto, seen, conn.Seen, err)
+		}
+	}
+}
+
+// strictPaths (trap 66): a reply has its pod's address when the node looks where
+// it comes from.
+func strictPaths(b *bench, is6 bool) {
+	const knob = "net/ipv4/conf/all/rp_filter"
+	if err := b.lab.Node.Sysctl(knob, "1"); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		if err := b.lab.Node.Sysctl(knob, "0"); err != nil {
+			b.Error(err)
+		}
+	})
+	b.talks(tcp, is6)
+	b.talks(udp, is6)
 }
 
 // macvlanChild: neither datapath sees a child of the uplink as the node's.
