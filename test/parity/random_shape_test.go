@@ -63,7 +63,7 @@ func (g *generator) disorder(s *sent) {
 	case 0, 1:
 		s.order = g.Perm(pieceCount)
 	case 2:
-		s.laps = g.IntN(4) == 0
+		s.laps = s.known && g.IntN(4) == 0 // both drop it: it must not be what opens a conversation
 	}
 }
 
