@@ -34,7 +34,7 @@ func (w *twin) account(s *sent) {
 	if s.kind == kindAnswer && s.from == sendOutside && w.fresh(s) {
 		w.release(s.of) // the answer was taken for a new connection
 	}
-	if s.kind == kindAnswer && s.from < sendNode && s.of.proto == "tcp" {
+	if s.kind == kindAnswer && s.from < sendNode {
 		w.turn(s)
 	}
 	for _, seen := range w.sees[s.number] {
@@ -161,9 +161,13 @@ func (w *twin) holderOf(s *sent) *conversation {
 }
 
 func (w *twin) release(c *conversation) {
-	if outer, ok := w.outer[c]; ok {
-		delete(w.holder, tupleOf(c.proto, outer, c.far))
-		delete(w.outer, c)
+	outer, ok := w.outer[c]
+	if !ok {
+		return
+	}
+	delete(w.outer, c)
+	if tuple := tupleOf(c.proto, outer, c.far); w.holder[tuple] == c {
+		delete(w.holder, tuple)
 	}
 }
 
