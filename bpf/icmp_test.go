@@ -40,8 +40,9 @@ var changes = map[string]func(d *datapath, h hosts, p packet) (inside, outside p
 	},
 }
 
-// Trap 17: every sum over what a translation changes, in the packets and where
-// errors quote them, whole or cut after 8 octets, from either side.
+// Traps 17 and 68: every sum over what a translation changes, in the packets and
+// where errors quote them, whole or cut after 8 octets, from either side. ICMPv6's
+// is over addresses and identifiers both.
 func TestChecksumsOfPacketsAndQuotes(t *testing.T) {
 	for _, way := range ways {
 		c := config{ctinfo: way.inPlace}

@@ -92,6 +92,7 @@ type packet struct {
 	wrong              bool   // the transport's checksum is one too high
 	wrongHeader        bool   // that of the IPv4 header is
 	unsummed           bool   // body is all of the transport, whatever the protocol
+	unmeasured         bool   // the IP header names no length, as that of segments which are to be cut
 	body               []byte
 
 	options    []byte      // IPv4, a multiple of four octets
@@ -250,6 +251,9 @@ func (p packet) frame() []byte {
 	} else {
 		ip = p.header6(transport, next, more)
 	}
+	if p.unmeasured {
+		p.hideLength(ip)
+	}
 	if p.wrongHeader {
 		spoil(ip[10:])
 	}
@@ -257,6 +261,18 @@ func (p packet) frame() []byte {
 		return ip
 	}
 	return append(p.ethernet(), ip...)
+}
+
+// hideLength has the header say that the packet is 0 octets long. Where there is a
+// checksum, it makes up for that (RFC 1624).
+func (p packet) hideLength(ip []byte) {
+	at := 4
+	if p.src.Is4() {
+		at = 2
+		sum := uint32(^binary.BigEndian.Uint16(ip[10:])) + uint32(^binary.BigEndian.Uint16(ip[at:]))
+		binary.BigEndian.PutUint16(ip[10:], ^uint16(sum>>16+sum&0xffff))
+	}
+	clear(ip[at : at+2])
 }
 
 func (p packet) ethernet() []byte {

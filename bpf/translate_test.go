@@ -34,6 +34,11 @@ func TestTranslatedBothWays(t *testing.T) {
 		bothWays("TCP with data", 0, func(h hosts) packet {
 			return tcp(h.pod, 40000, h.remote, 80, "AP").withBody([]byte("odd"))
 		}),
+		bothWays("TCP in segments longer than a header can say", 28, func(h hosts) packet {
+			p := tcp(h.pod, 40000, h.remote, 80, "A").withBody([]byte("64 KiB or more"))
+			p.unmeasured = true // BIG TCP
+			return p
+		}),
 		bothWays("TCP from a privileged port", 12, func(h hosts) packet { return tcp(h.pod, 600, h.remote, 80, "S") }),
 		bothWays("TCP from a low port", 12, func(h hosts) packet { return tcp(h.pod, 100, h.remote, 80, "S") }),
 		bothWays("UDP", 0, func(h hosts) packet { return udp(h.pod, 40000, h.remote, 53) }),

@@ -22,6 +22,8 @@ const shownLines = 60
 
 // TestVerifierAccepts loads the programs without what kernels or an agent's
 // rights may lack. How this kernel gets them by default, TestDatapath shows.
+// Trap 31 is the verifier's: it refuses a pointer into a packet that a helper may
+// have moved since.
 func TestVerifierAccepts(t *testing.T) {
 	collection, err := ebpf.NewCollection(contract(t))
 	if err != nil {

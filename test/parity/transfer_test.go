@@ -12,6 +12,8 @@ import (
 	"net"
 	"net/netip"
 	"time"
+
+	"ip-masq-agent/internal/lab"
 )
 
 const (
@@ -50,6 +52,20 @@ func transferWith(b *bench, is6 bool, pod host, size int64) {
 	conn.Close()
 	if err := <-served; err != nil {
 		b.Errorf("outside: %v", err)
+	}
+	b.checkOffloads(is6)
+}
+
+// checkOffloads checks that the data crossed the wire as the variant has it: traps
+// 26 and 28 are about packets whose checksums and cutting are left to the device.
+func (b *bench) checkOffloads(is6 bool) {
+	b.Helper()
+	to := netip.AddrPortFrom(b.lab.Remote.Addr(is6), transferPort)
+	offloaded := b.wires[0].Select(func(p *lab.Packet) bool {
+		return (p.Destination() == to || p.Source() == to) && (p.Partial || p.Length > 1500)
+	})
+	if len(offloaded) > 0 != b.variant.offloads {
+		b.Errorf("%d packets of the transfer have partial checksums or are still to be cut", len(offloaded))
 	}
 }
 
