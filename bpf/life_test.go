@@ -243,6 +243,11 @@ func TestLastSeenIsWrittenOnceASecond(t *testing.T) {
 			if d.flow(p).lastSeen == seen {
 				t.Error("not written with a new state")
 			}
+			d.age(p, 2*time.Second)
+			d.take("an answer after two seconds", arrives(q.reply(), translated, p.reply()))
+			if idle := monotonic() - d.flow(p).lastSeen; idle > uint64(time.Second) {
+				t.Errorf("not written for %v by what comes in", time.Duration(idle))
+			}
 		})
 	}
 }

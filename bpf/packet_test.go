@@ -14,6 +14,7 @@ import (
 
 const (
 	ethernetLength = 14
+	trafficClass   = 46<<2 | 1 // of all packets: DSCP and ECN, which nobody changes
 
 	protoAH   = layers.IPProtocolAH
 	protoESP  = layers.IPProtocolESP
@@ -293,7 +294,7 @@ func (p packet) ethernet() []byte {
 
 func (p packet) header4(more bool) *layers.IPv4 {
 	ip := &layers.IPv4{
-		Version: 4, IHL: uint8(5 + len(p.options)/4), TTL: 63, Protocol: p.proto,
+		Version: 4, IHL: uint8(5 + len(p.options)/4), TOS: trafficClass, TTL: 63, Protocol: p.proto,
 		SrcIP: p.src.AsSlice(), DstIP: p.dst.AsSlice(),
 		Id: uint16(p.fragment.id), FragOffset: uint16(p.fragment.offset / 8),
 	}
@@ -343,7 +344,7 @@ func (p packet) header6(payload []byte, next layers.IPProtocol, more bool) []byt
 	}
 	payload, next = chain(payload, next, extensions)
 	ip := &layers.IPv6{
-		Version: 6, HopLimit: 63, NextHeader: next,
+		Version: 6, TrafficClass: trafficClass, FlowLabel: 0x12345, HopLimit: 63, NextHeader: next,
 		SrcIP: p.src.AsSlice(), DstIP: p.dst.AsSlice(),
 	}
 	return serialize(ip, gopacket.Payload(payload))

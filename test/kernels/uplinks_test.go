@@ -18,16 +18,18 @@ import (
 // tunnelMTU fits through all of them.
 const tunnelMTU = 1280
 
+// tunnels are the shapes whose frames begin with an IP header.
+func tunnels() []lab.Shape {
+	return []lab.Shape{lab.IPIP, lab.SIT, lab.GRE, lab.IP6Tunnel, lab.IP6GRE}
+}
+
 // TestUplinkShapes has a pod talk through uplinks of all kinds. Outside of the
 // guests there is only one that this machine's kernel has for sure; test/parity
 // has more of those.
 func TestUplinkShapes(t *testing.T) {
 	shapes := []lab.Shape{lab.VXLAN}
 	if os.Getenv("KERNEL_GUEST") == "true" {
-		shapes = []lab.Shape{lab.VLAN, lab.TaggedVLAN, lab.AllTagged, lab.Bond, lab.GRE, lab.WireGuard}
-	}
-	if os.Getenv("LONG_TESTS") != "" && len(shapes) > 1 {
-		shapes = append(shapes, lab.IPIP, lab.SIT, lab.IP6Tunnel, lab.IP6GRE)
+		shapes = append([]lab.Shape{lab.VLAN, lab.TaggedVLAN, lab.AllTagged, lab.Bond, lab.WireGuard}, tunnels()...)
 	}
 	for _, shape := range shapes {
 		t.Run(string(shape), func(t *testing.T) {
@@ -47,12 +49,11 @@ func TestUplinkShapes(t *testing.T) {
 // 5.14, where programs cannot read what arrives through them.
 func (n *node) served(t *testing.T, shape lab.Shape) bool {
 	t.Helper()
-	tunnels := []lab.Shape{lab.IPIP, lab.SIT, lab.GRE, lab.IP6Tunnel, lab.IP6GRE}
 	version, err := features.LinuxVersionCode()
 	if err != nil {
 		t.Fatal(err)
 	}
-	refused := version < 5<<16|14<<8 && slices.Contains(tunnels, shape)
+	refused := version < 5<<16|14<<8 && slices.Contains(tunnels(), shape)
 	if !refused {
 		n.startWith(t, options(t))
 		n.checkServed(t, shape)
