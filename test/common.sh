@@ -23,5 +23,5 @@ install_missing() {
 	say "installing ${missing[*]}"
 	export DEBIAN_FRONTEND=noninteractive
 	apt-get -qq update >/dev/null
-	apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null </dev/null
+	apt-get -qq -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "${missing[@]}" >/dev/null </dev/null
 }

@@ -124,14 +124,14 @@ func (a *Agent) AwaitReady(tb testing.TB) {
 	if a.metrics == "0" {
 		return
 	}
-	deadline := time.Now().Add(readyTimeout)
+	deadline := time.Now().Add(Patience(readyTimeout))
 	for {
 		code, _, err := a.Get("/readyz")
 		switch {
 		case err == nil && code == http.StatusOK:
 			return
 		case time.Now().After(deadline):
-			tb.Fatalf("agent is not ready after %v: HTTP %d, %v", readyTimeout, code, err)
+			tb.Fatalf("agent is not ready after %v: HTTP %d, %v", Patience(readyTimeout), code, err)
 		}
 		select {
 		case <-a.exited:
@@ -144,7 +144,7 @@ func (a *Agent) AwaitReady(tb testing.TB) {
 // Get fetches a page of the agent's HTTP server.
 func (a *Agent) Get(path string) (code int, body string, err error) {
 	client := http.Client{
-		Timeout: exchangeTimeout,
+		Timeout: Patience(exchangeTimeout),
 		Transport: &http.Transport{
 			DisableKeepAlives: true,
 			DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -182,9 +182,9 @@ func (a *Agent) Stop() error {
 	select {
 	case <-a.exited:
 		return a.err
-	case <-time.After(stopTimeout):
+	case <-time.After(Patience(stopTimeout)):
 		a.Kill()
-		return fmt.Errorf("agent ran on for %v after SIGTERM", stopTimeout)
+		return fmt.Errorf("agent ran on for %v after SIGTERM", Patience(stopTimeout))
 	}
 }
 
@@ -205,7 +205,7 @@ type Output struct {
 func RunAgent(tb testing.TB, ns *Namespace, args ...string) Output {
 	tb.Helper()
 	binary := AgentBinary(tb) // building it takes its own time
-	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), Patience(commandTimeout))
 	defer cancel()
 	var stdout, stderr bytes.Buffer
 	cmd := ns.Command(ctx, binary, args...)

@@ -130,7 +130,7 @@ func (c *Capture) Wait(timeout time.Duration, match func(*Packet) bool) (Packet,
 // shows what came.
 func (c *Capture) Await(tb testing.TB, what string, match func(*Packet) bool) Packet {
 	tb.Helper()
-	p, ok := c.Wait(waitTimeout, match)
+	p, ok := c.Wait(Patience(waitTimeout), match)
 	if !ok {
 		tb.Fatalf("no %s on %s in %s; seen:\n%s", what, c.link.Name, c.link.NS.name, c)
 	}

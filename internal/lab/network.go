@@ -83,7 +83,7 @@ func (ns *Namespace) sysctls(pairs ...string) error {
 
 // NFT runs an nft script in the namespace.
 func (ns *Namespace) NFT(script string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), Patience(commandTimeout))
 	defer cancel()
 	cmd := ns.Command(ctx, "nft", "-f", "-")
 	cmd.Stdin = strings.NewReader(script)

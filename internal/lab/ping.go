@@ -71,7 +71,7 @@ func (p *Ping) Echo(data []byte) error {
 		message[0] = 128
 	}
 	binary.BigEndian.PutUint16(message[6:], p.seq)
-	if err := p.conn.SetDeadline(time.Now().Add(exchangeTimeout)); err != nil {
+	if err := p.conn.SetDeadline(time.Now().Add(Patience(exchangeTimeout))); err != nil {
 		return err
 	}
 	if _, err := p.conn.WriteTo(message, &net.UDPAddr{IP: p.remote.AsSlice()}); err != nil {

@@ -107,7 +107,7 @@ func (ns *Namespace) Dial(ctx context.Context, network string, local, remote net
 // dialPort waits for a port that the process has just closed: a program that is
 // being started elsewhere in it shares its sockets until its exec.
 func (ns *Namespace) dialPort(ctx context.Context, network string, local, remote netip.AddrPort) (net.Conn, error) {
-	for end := time.Now().Add(exchangeTimeout); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(Patience(exchangeTimeout)); ; time.Sleep(time.Millisecond) {
 		conn, err := ns.DialContext(ctx, network, local, remote.String())
 		if !errors.Is(err, unix.EADDRNOTAVAIL) || time.Now().After(end) {
 			return conn, err
@@ -124,7 +124,7 @@ func (c *Conn) Ask() (netip.AddrPort, error) {
 
 // Exchange is Ask with a text of the caller's.
 func (c *Conn) Exchange(text string) (netip.AddrPort, error) {
-	if err := c.SetDeadline(time.Now().Add(exchangeTimeout)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(Patience(exchangeTimeout))); err != nil {
 		return netip.AddrPort{}, err
 	}
 	if _, err := io.WriteString(c, text); err != nil {
@@ -148,7 +148,7 @@ func (c *Conn) Exchange(text string) (netip.AddrPort, error) {
 }
 
 func (c *Conn) readSeen() (netip.AddrPort, error) {
-	if err := c.SetReadDeadline(time.Now().Add(exchangeTimeout)); err != nil {
+	if err := c.SetReadDeadline(time.Now().Add(Patience(exchangeTimeout))); err != nil {
 		return netip.AddrPort{}, err
 	}
 	line, err := c.reader.ReadString('\n')
@@ -184,7 +184,7 @@ func (ns *Namespace) ListenPacket(ctx context.Context, network string, at netip.
 // that an earlier connection may still hold. remote has a literal IP address:
 // a name would be looked up outside the namespace.
 func (ns *Namespace) DialContext(ctx context.Context, network string, local netip.AddrPort, remote string) (net.Conn, error) {
-	dialer := net.Dialer{Timeout: exchangeTimeout, Control: reuseAddress}
+	dialer := net.Dialer{Timeout: Patience(exchangeTimeout), Control: reuseAddress}
 	switch {
 	case !local.IsValid():
 	case strings.HasPrefix(network, "tcp"):

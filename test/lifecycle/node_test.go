@@ -124,9 +124,9 @@ func (n *node) ip(lines ...string) {
 // within waits for something that should come soon.
 func (n *node) within(limit time.Duration, what string, is func() bool) {
 	n.t.Helper()
-	for end := time.Now().Add(limit); !is(); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(lab.Patience(limit)); !is(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			n.t.Fatalf("not within %v: %s", limit, what)
+			n.t.Fatalf("not within %v: %s", lab.Patience(limit), what)
 		}
 	}
 }

@@ -94,7 +94,7 @@ func switchThereAndBack(n *node, tracked bool) {
 	n.write("nonMasqueradeCIDRs: [10.0.0.0/8]\nresyncInterval: 1s")
 	s.to("iptables")
 	n.forget()
-	s.crowd = n.newCrowd(pause)
+	s.crowd = n.newCrowd(lab.Patience(pause))
 	s.load = n.load(2)
 	s.there()
 	s.back()

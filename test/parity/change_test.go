@@ -98,7 +98,7 @@ func (b *bench) checkSticky(open []*sticky) {
 func (b *bench) awaitSource(to, want netip.Addr) {
 	b.Helper()
 	var seen netip.AddrPort
-	for deadline := time.Now().Add(reloadTimeout); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(lab.Patience(reloadTimeout)); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		local := netip.AddrPortFrom(b.own(podB).Addr(to.Is6()), b.freshPort())
 		conn, err := b.namespace(podB).Dial(b.Context(), udp, local, netip.AddrPortFrom(to, service))
 		if err != nil {

@@ -57,7 +57,7 @@ func refusedUDP(b *bench, is6 bool) {
 	if _, err := io.WriteString(conn, "anyone?"); err != nil {
 		b.Fatal(err)
 	}
-	if err := conn.SetReadDeadline(time.Now().Add(settleTime)); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(lab.Patience(settleTime))); err != nil {
 		b.Fatal(err)
 	}
 	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNREFUSED) {
@@ -77,7 +77,7 @@ func pathMTU(b *bench, is6 bool) {
 		b.Fatal(err)
 	}
 	var route string
-	for deadline := time.Now().Add(settleTime); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(lab.Patience(settleTime)); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if route, err = b.namespace(routedA).Run(b.Context(), "ip", "route", "get", to.Addr().String()); err != nil {
 			b.Fatal(err)
 		}

@@ -38,7 +38,7 @@ func hairpin(b *bench, is6 bool) {
 	if _, err := io.WriteString(conn, "anyone?"); err != nil {
 		b.Fatal(err)
 	}
-	if err := conn.SetReadDeadline(time.Now().Add(settleTime)); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(lab.Patience(settleTime))); err != nil {
 		b.Fatal(err)
 	}
 	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNREFUSED) {

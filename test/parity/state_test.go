@@ -112,7 +112,7 @@ func twoAtOnce(b *bench, is6 bool) {
 			b.Fatal(err)
 		}
 	}
-	if err := conn.SetReadDeadline(time.Now().Add(settleTime)); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(lab.Patience(settleTime))); err != nil {
 		b.Fatal(err)
 	}
 	var seen []string
@@ -176,7 +176,7 @@ func fragmentedAnswer(b *bench, is6, reversed bool) {
 	if err := b.lab.End.Send(fragments...); err != nil {
 		b.Fatal(err)
 	}
-	if err := conn.SetReadDeadline(time.Now().Add(settleTime)); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(lab.Patience(settleTime))); err != nil {
 		b.Fatal(err)
 	}
 	got := make([]byte, 2*len(payload))

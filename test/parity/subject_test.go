@@ -119,7 +119,7 @@ func (sub *subject) writeRules(t *testing.T, s settings) {
 		if is6 {
 			tool = "ip6tables-nft-restore"
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), lab.Patience(10*time.Second))
 		defer cancel()
 		cmd := sub.lab.Node.Command(ctx, tool, "--noflush")
 		cmd.Stdin = strings.NewReader(sub.rules(policy.Rules(is6)))

@@ -43,7 +43,7 @@ func transferWith(b *bench, is6 bool, pod host, size int64) {
 		b.Fatal(err)
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(transferTimeout)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(lab.Patience(transferTimeout))); err != nil {
 		b.Fatal(err)
 	}
 	if err := errors.Join(sendData(conn, 1, size), receiveData(conn, 2, size)); err != nil {
@@ -75,7 +75,7 @@ func serveTransfer(listener net.Listener, size int64) error {
 		return err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(transferTimeout)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(lab.Patience(transferTimeout))); err != nil {
 		return err
 	}
 	return errors.Join(receiveData(conn, 1, size), sendData(conn, 2, size))
