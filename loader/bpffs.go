@@ -39,9 +39,19 @@ func ensureBPFFS(path string, log *slog.Logger) error {
 		log.Info("mounted a bpffs", "path", at)
 	}
 	if err := os.MkdirAll(path, 0o700); err != nil {
-		return fmt.Errorf("make pin directory: %w", err)
+		return forbidden(fmt.Errorf("make pin directory: %w", err))
 	}
 	return nil
+}
+
+// forbidden names who forbids to write on a bpffs: root owns it, so that it takes
+// no capability.
+func forbidden(err error) error {
+	if !errors.Is(err, fs.ErrPermission) {
+		return err
+	}
+	return &UnsupportedError{Missing: []string{fmt.Sprintf(
+		"%v; AppArmor or SELinux forbids it: give the container the appArmorProfile Unconfined and, under SELinux, the type spc_t", err)}}
 }
 
 // onBPFFS looks at the nearest directory above path that exists.

@@ -64,7 +64,7 @@ func own(pinPath string) error {
 		return err
 	}
 	if err := os.Symlink(name, filepath.Join(pinPath, ownerLink)); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("name the owner of the pins: %w", err)
+		return forbidden(fmt.Errorf("name the owner of the pins: %w", err))
 	}
 	return nil
 }

@@ -19,6 +19,8 @@ import (
 	"helm.sh/helm/v4/pkg/strvals"
 )
 
+const usualKubernetes = "v1.35.0"
+
 // Load reads a chart's directory.
 func Load(dir string) (*chartv2.Chart, error) { return loader.Load(dir) }
 
@@ -26,14 +28,25 @@ func Load(dir string) (*chartv2.Chart, error) { return loader.Load(dir) }
 func Set(text string) (map[string]any, error) { return strvals.Parse(text) }
 
 // Render gives the manifest of a chart's directory with values, which it checks
-// against the schema.
+// against the schema, for a Kubernetes that is maintained.
 func Render(ctx context.Context, dir string, values map[string]any) ([]byte, error) {
+	return RenderFor(ctx, dir, values, usualKubernetes)
+}
+
+// RenderFor is Render for a version of Kubernetes.
+func RenderFor(ctx context.Context, dir string, values map[string]any, kubernetes string) ([]byte, error) {
 	loaded, err := Load(dir)
 	if err != nil {
 		return nil, fmt.Errorf("load chart: %w", err)
 	}
 	release := common.ReleaseOptions{Name: "ip-masq-agent", Namespace: "kube-system", IsInstall: true, Revision: 1}
-	all, err := util.ToRenderValues(loaded, values, release, common.DefaultCapabilities)
+	version, err := common.ParseKubeVersion(kubernetes)
+	if err != nil {
+		return nil, err
+	}
+	capabilities := common.DefaultCapabilities.Copy()
+	capabilities.KubeVersion = *version
+	all, err := util.ToRenderValues(loaded, values, release, capabilities)
 	if err != nil {
 		return nil, err
 	}

@@ -149,7 +149,8 @@ func switchBack(t *testing.T, c cluster) {
 		}
 	}
 	c.kubectl(t, "patch", "daemonset/ip-masq-agent", "--namespace=kube-system", "--type=json", "--patch",
-		`[{"op": "add", "path": "/spec/template/spec/containers/0/securityContext/capabilities/add/-", "value": "BPF"}]`)
+		`[{"op": "add", "path": "/spec/template/spec/containers/0/securityContext/capabilities/add/-", "value": "BPF"},
+		{"op": "add", "path": "/spec/template/spec/containers/0/securityContext/appArmorProfile", "value": {"type": "Unconfined"}}]`)
 	c.rolledOut(t)
 	c.checkTraffic(t, ipv4)
 	for _, node := range c.nodes(t) {

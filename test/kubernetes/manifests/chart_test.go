@@ -4,11 +4,14 @@ package manifests
 
 import (
 	"encoding/json"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"ip-masq-agent/test/kubernetes/chart"
 )
 
 // everything sets all that the chart knows.
@@ -80,6 +83,26 @@ func TestChartMakesTheConfig(t *testing.T) {
 		}
 	}
 	t.Error("no ConfigMap")
+}
+
+// TestChartBeforeAppArmorWasAField holds that an API server of before gets no field
+// that it does not know.
+func TestChartBeforeAppArmorWasAField(t *testing.T) {
+	for version, want := range map[string]bool{"v1.29.9": true, "v1.30.0": false, "v1.30.0-gke.100": false} {
+		for datapath, unconfined := range map[string]bool{"iptables": false, "ebpf": true} {
+			values := map[string]any{"datapath": datapath, "podAnnotations": map[string]any{"note": "kept"}}
+			text, err := chart.RenderFor(t.Context(), filepath.Join(deploy, "helm", "ip-masq-agent"), values, version)
+			if err != nil {
+				t.Fatal(err)
+			}
+			template := daemonSet(t, text).Spec.Template
+			_, annotated := template.Annotations["container.apparmor.security.beta.kubernetes.io/ip-masq-agent"]
+			field := template.Spec.Containers[0].SecurityContext.AppArmorProfile != nil
+			if annotated != (unconfined && want) || field != (unconfined && !want) || template.Annotations["note"] != "kept" {
+				t.Errorf("%s, %s: annotations %v, field %v", version, datapath, template.Annotations, field)
+			}
+		}
+	}
 }
 
 // TestSchemaRefuses holds that a mistake ends at `helm install`, with its name.

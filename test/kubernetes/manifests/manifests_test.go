@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -110,7 +111,9 @@ func checkPlacement(t *testing.T, set *appsv1.DaemonSet) {
 	}
 }
 
-// checkRights: these capabilities and nothing else.
+// checkRights: these capabilities and nothing else. AppArmor's profile of
+// runtimes forbids what ebpf does, which TestAppArmor shows; SELinux forbids
+// whoever is no spc_t the lock.
 func checkRights(t *testing.T, set *appsv1.DaemonSet, want []corev1.Capability) {
 	t.Helper()
 	pod := set.Spec.Template.Spec
@@ -124,7 +127,11 @@ func checkRights(t *testing.T, set *appsv1.DaemonSet, want []corev1.Capability) 
 	no, yes := false, true
 	wantContext := &corev1.SecurityContext{
 		AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &yes,
-		Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: want},
+		Capabilities:   &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: want},
+		SELinuxOptions: &corev1.SELinuxOptions{Type: "spc_t"},
+	}
+	if slices.Contains(want, "BPF") {
+		wantContext.AppArmorProfile = &corev1.AppArmorProfile{Type: corev1.AppArmorProfileTypeUnconfined}
 	}
 	if diff := cmp.Diff(wantContext, pod.Containers[0].SecurityContext); diff != "" {
 		t.Errorf("security context (-want +got):\n%s", diff)

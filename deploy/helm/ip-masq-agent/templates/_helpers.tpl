@@ -76,3 +76,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 {{- end }}
+
+{{/* How to say that ebpf runs without AppArmor: by a field, since Kubernetes 1.30. */}}
+{{- define "ip-masq-agent.unconfined" -}}
+{{- if eq .Values.datapath "ebpf" -}}
+{{- semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version | ternary "field" "annotation" -}}
+{{- end -}}
+{{- end }}
+
+{{- define "ip-masq-agent.annotations" -}}
+{{- if eq (include "ip-masq-agent.unconfined" .) "annotation" }}
+container.apparmor.security.beta.kubernetes.io/ip-masq-agent: unconfined
+{{- end }}
+{{- with .Values.podAnnotations }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
