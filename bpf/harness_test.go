@@ -49,8 +49,8 @@ const (
 	egress  = MasqDirectionDIRECTION_EGRESS
 	ingress = MasqDirectionDIRECTION_INGRESS
 
-	actionPass = 0xffffffff // TC_ACT_UNSPEC
-	actionDrop = 2          // TC_ACT_SHOT
+	actionPass = uint32(0xffffffff) // TC_ACT_UNSPEC
+	actionDrop = 2                  // TC_ACT_SHOT
 
 	loopbackIndex = 1
 )
